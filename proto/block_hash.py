@@ -1,0 +1,112 @@
+"""The identity of a KV block: a chained SHA-256 that two workers and a router compute alike.
+
+    hash_i = SHA-256( version | parent | tokens | extras )
+
+Every part is prefixed by its length, so no two different inputs share an encoding ("ab"+"c" is not
+"a"+"bc"). Only full blocks have a hash, and there is no fallback: a block that cannot be hashed is not
+shared. The first block of a chain carries the request's namespace in its extras; chaining carries it on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NewType
+
+BlockHash = NewType("BlockHash", bytes)
+"""32 bytes. What a worker keeps and trusts."""
+
+BlockKey = NewType("BlockKey", bytes)
+"""The first 16 bytes of a BlockHash. What the index and the wire carry: advice, never proof."""
+
+BLOCK_KEY_BYTES = 16
+HASH_VERSION = b"kvhive-block-1"
+_ROOT_VERSION = b"kvhive-root-1"
+EXTRA_TAGS = ("adapter", "media", "salt")
+"""The kinds of extras, each with its own tag, so that a salt "x" and an adapter "x" never meet."""
+
+
+def _field(value: bytes) -> bytes:
+    return len(value).to_bytes(4, "little") + value
+
+
+def root_hash(model_identity: bytes, cluster_salt: bytes = b"") -> BlockHash:
+    """Return the parent of every first block of one model in one cluster.
+
+    `model_identity` is a digest of the weights, the config and the KV layout (never the model's name).
+    """
+    digest = hashlib.sha256(_field(_ROOT_VERSION) + _field(model_identity) + _field(cluster_salt))
+    return BlockHash(digest.digest())
+
+
+def encode_extras(extras: Mapping[str, bytes]) -> bytes:
+    """Encode tagged extras in one canonical order; empty values are the same as absent ones.
+
+    Raises ValueError for a tag that is not one of EXTRA_TAGS.
+    """
+    unknown = set(extras) - set(EXTRA_TAGS)
+    if unknown:
+        raise ValueError(f"extras: unknown tag {min(unknown)!r}, known tags are {EXTRA_TAGS}")
+    return b"".join(_field(tag.encode()) + _field(extras[tag]) for tag in EXTRA_TAGS if extras.get(tag))
+
+
+def namespace_extras(salt: str = "", adapter: bytes = b"") -> bytes:
+    """Encode a request's namespace: the caller's cache salt and the digest of the adapter's content."""
+    return encode_extras({"salt": salt.encode(), "adapter": adapter})
+
+
+def pack_tokens(tokens: Iterable[int]) -> bytes:
+    """Pack token ids as little-endian uint32. Raises OverflowError for ids outside uint32."""
+    packed = array("I", tokens)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_tokens(packed: bytes) -> list[int]:
+    """Undo pack_tokens. Raises ValueError when the length is not a multiple of 4."""
+    tokens = array("I")
+    tokens.frombytes(packed)
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return tokens.tolist()
+
+
+def hash_block(parent: BlockHash, packed_tokens: bytes, extras: bytes = b"") -> BlockHash:
+    """Hash one full block of packed token ids under its parent."""
+    message = _field(HASH_VERSION) + _field(parent) + _field(packed_tokens) + _field(extras)
+    return BlockHash(hashlib.sha256(message).digest())
+
+
+def extend_chain(
+    chain: list[BlockHash], root: BlockHash, tokens: Sequence[int], block_size: int, extras: bytes = b""
+) -> None:
+    """Append to `chain` the hashes of all full blocks of `tokens` that it does not have yet.
+
+    `chain` must hold the hashes of a prefix of `tokens`; `extras` enter the first block only.
+    """
+    full_blocks = len(tokens) // block_size
+    start = len(chain)
+    if start >= full_blocks:
+        return
+    packed = pack_tokens(tokens[start * block_size : full_blocks * block_size])
+    stride = 4 * block_size
+    for offset in range(0, len(packed), stride):
+        parent = chain[-1] if chain else root
+        chain.append(hash_block(parent, packed[offset : offset + stride], extras if not chain else b""))
+
+
+def hash_chain(
+    root: BlockHash, tokens: Sequence[int], block_size: int, extras: bytes = b""
+) -> list[BlockHash]:
+    """Return the hashes of all full blocks of `tokens`, first block first."""
+    chain: list[BlockHash] = []
+    extend_chain(chain, root, tokens, block_size, extras)
+    return chain
+
+
+def block_key(block_hash: BlockHash) -> BlockKey:
+    """Return the index key of a block hash."""
+    return BlockKey(block_hash[:BLOCK_KEY_BYTES])

@@ -1,0 +1,242 @@
+"""The configuration, as frozen dataclasses that mirror `metadata.kvhive:` in cluster.yaml.
+
+Read strictly: an unknown key, a wrong type or a value outside its limits is a ConfigError that names the
+key. `load_config` reads a Ray cluster file (our section is under `metadata.kvhive:`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from kvhive.proto.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which model is served."""
+
+    path: str = "demo"
+    """A Hugging Face directory (safetensors), a .gguf file, or `demo`: the installed demo model."""
+    name: str = ""
+    """The name clients use; by default the file's or directory's own."""
+    dtype: str = "auto"
+    """`float32`, `bfloat16`, `float16` or `auto` (the checkpoint's on CUDA, float32 on CPU)."""
+    max_context: int = 0
+    """Most tokens of prompt and output together; 0 means the model's own limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersConfig:
+    """The workers: Ray actors, each with one device and one paged KV pool."""
+
+    count: int = 2
+    """How many workers to start."""
+    device: str = "auto"
+    """`cpu`, `cuda`, or `auto`: cuda where Ray has GPUs."""
+    num_cpus: float = 1.0
+    """CPUs that Ray reserves for each worker."""
+    threads: int = 0
+    """Compute threads per worker; 0 means the machine's cores divided by the workers on it."""
+    block_size: int = 16
+    """Tokens per KV block; one value per cluster."""
+    pool_tokens: int = 16384
+    """Size of each worker's KV pool in tokens, rounded down to whole blocks."""
+    max_step_tokens: int = 512
+    """The token budget of one step: decodes first, then prompt chunks."""
+    max_running: int = 16
+    """Most sequences in one batch."""
+    max_waiting: int = 256
+    """Most requests waiting for admission; one more is refused with RESOURCE_EXHAUSTED."""
+    host: str = "127.0.0.1"
+    """Address the worker's gRPC service binds; `node` means the node's own IP, for clusters of many machines."""
+    start_timeout_s: float = 300.0
+    """How long `kvhive up` waits for a worker to load its model."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """The front door."""
+
+    host: str = "127.0.0.1"
+    """Address both doors bind. Beyond loopback needs `allow_remote: true`; there are no API keys yet."""
+    allow_remote: bool = False
+    """Really listen beyond loopback."""
+    grpc_port: int = 0
+    """Port of kvhive.v1; 0 takes a free one."""
+    http_port: int = 0
+    """Port of the OpenAI-compatible HTTP API; 0 takes a free one."""
+    max_concurrent_requests: int = 1024
+    """Requests in flight at once; one more is refused with RESOURCE_EXHAUSTED (HTTP 429)."""
+    max_request_bytes: int = 16 * 1024 * 1024
+    """Largest request body or gRPC message."""
+    queue_timeout_s: float = 300.0
+    """Longest a request may wait at a worker before its first token."""
+    max_failovers: int = 2
+    """Most times one stream moves to another worker because its own was lost."""
+    failure_cooldown_s: float = 5.0
+    """How long a worker that failed a request is skipped."""
+    index_stale_after_s: float = 30.0
+    """Beyond this age the mirror of the index is ignored and requests go by load and rendezvous hashing."""
+    predicted_ttl_s: float = 30.0
+    """How long blocks that a just-routed request will create count before they are confirmed."""
+    template_timeout_s: float = 2.0
+    """Longest a chat template may take to render."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedisConfig:
+    """Where the index lives."""
+
+    url: str = ""
+    """A redis-py URL; empty starts an embedded server that stops with the cluster."""
+    lease_s: float = 5.0
+    """A worker that is silent for this long leaves the index."""
+    heartbeat_s: float = 0.5
+    """How often a worker renews its lease and reports its load."""
+    timeout_s: float = 2.0
+    """Longest any one command may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """Everything under `metadata.kvhive:`."""
+
+    cluster: str = "default"
+    """Name of the cluster; part of every Redis key and of the state file."""
+    cache_salt: str = ""
+    """Cluster-wide salt of every block hash."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    workers: WorkersConfig = field(default_factory=WorkersConfig)
+    router: RouterConfig = field(default_factory=RouterConfig)
+    redis: RedisConfig = field(default_factory=RedisConfig)
+
+
+_CHOICES = {
+    "model.dtype": ("auto", "float32", "bfloat16", "float16"),
+    "workers.device": ("auto", "cpu", "cuda"),
+}
+_LIMITS: dict[str, tuple[float, float]] = {
+    "model.max_context": (0, 10_000_000),
+    "workers.count": (0, 10_000),
+    "workers.num_cpus": (0, 1024),
+    "workers.threads": (0, 1024),
+    "workers.block_size": (1, 1024),
+    "workers.pool_tokens": (1, 1_000_000_000),
+    "workers.max_step_tokens": (1, 1_000_000),
+    "workers.max_running": (1, 4096),
+    "workers.max_waiting": (0, 1_000_000),
+    "workers.start_timeout_s": (1, 86_400),
+    "router.grpc_port": (0, 65_535),
+    "router.http_port": (0, 65_535),
+    "router.max_concurrent_requests": (1, 1_000_000),
+    "router.max_request_bytes": (1024, 2**31 - 1),
+    "router.queue_timeout_s": (0, 86_400),
+    "router.max_failovers": (0, 100),
+    "router.failure_cooldown_s": (0, 3600),
+    "router.index_stale_after_s": (0.1, 86_400),
+    "router.predicted_ttl_s": (0, 3600),
+    "router.template_timeout_s": (0.01, 60),
+    "redis.lease_s": (0.5, 3600),
+    "redis.heartbeat_s": (0.05, 600),
+    "redis.timeout_s": (0.05, 60),
+}
+_CLUSTER_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+
+
+def load_config(text: str) -> ClusterConfig:
+    """Read our section of a Ray cluster file. A file without one means all defaults. Raises ConfigError."""
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"not valid YAML: {error}") from error
+    if document is None:
+        document = {}
+    if not isinstance(document, dict):
+        raise ConfigError("the file must be a mapping")
+    metadata = document.get("metadata") or {}
+    if not isinstance(metadata, dict):
+        raise ConfigError(f"metadata: must be a mapping, is {type(metadata).__name__}")
+    return parse_config(metadata.get("kvhive") or {})
+
+
+def parse_config(section: object) -> ClusterConfig:
+    """Build the configuration from a plain mapping. Raises ConfigError."""
+    config = _build(ClusterConfig, section, "")
+    assert isinstance(config, ClusterConfig)
+    _check(config)
+    return config
+
+
+def to_mapping(config: ClusterConfig) -> dict[str, Any]:
+    """Return the plain mapping that parse_config reads back to an equal configuration."""
+    return dataclasses.asdict(config)
+
+
+def _build(cls: type, section: object, path: str) -> object:
+    if not isinstance(section, dict):
+        raise ConfigError(f"{path or 'kvhive'}: must be a mapping, is {type(section).__name__}")
+    hints = typing.get_type_hints(cls)
+    known = {f.name for f in dataclasses.fields(cls)}
+    values = {}
+    for key, value in section.items():
+        name = f"{path}.{key}" if path else str(key)
+        if key not in known:
+            raise ConfigError(_unknown_key(name, str(key), known))
+        hint = hints[key]
+        if dataclasses.is_dataclass(hint):
+            values[key] = _build(typing.cast(type, hint), {} if value is None else value, name)
+        else:
+            values[key] = _scalar(hint, value, name)
+    return cls(**values)
+
+
+def _unknown_key(name: str, key: str, known: set[str]) -> str:
+    nearest = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.0)
+    return f"{name}: unknown key, did you mean {nearest[0]!r}?"
+
+
+def _scalar(hint: Any, value: object, name: str) -> object:
+    assert not isinstance(hint, types.UnionType), f"{name}: unions have no place in the configuration"
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not hint:
+        raise ConfigError(f"{name}: must be {hint.__name__}, is {type(value).__name__} ({value!r})")
+    if name in _CHOICES and value not in _CHOICES[name]:
+        raise ConfigError(f"{name}: must be one of {', '.join(_CHOICES[name])}, is {value!r}")
+    if name in _LIMITS:
+        low, high = _LIMITS[name]
+        if not low <= typing.cast(float, value) <= high:  # also refuses NaN
+            raise ConfigError(f"{name}: must be between {low:g} and {high:g}, is {value!r}")
+    return value
+
+
+def _check(config: ClusterConfig) -> None:
+    if not _CLUSTER_NAME.fullmatch(config.cluster):
+        raise ConfigError(
+            f"cluster: must be 1 to 40 of a-z, 0-9 and '-', starting with a letter or digit; "
+            f"is {config.cluster!r}"
+        )
+    workers = config.workers
+    if workers.pool_tokens < 2 * workers.block_size:
+        raise ConfigError(
+            f"workers.pool_tokens: must hold at least 2 blocks of {workers.block_size} tokens, "
+            f"is {workers.pool_tokens}"
+        )
+    if config.redis.heartbeat_s * 2 > config.redis.lease_s:
+        raise ConfigError(
+            f"redis.lease_s: must be at least twice redis.heartbeat_s ({config.redis.heartbeat_s:g}), "
+            f"is {config.redis.lease_s:g}"
+        )
+    loopback = config.router.host == "localhost" or config.router.host.startswith("127.")
+    if not loopback and not config.router.allow_remote:
+        raise ConfigError(
+            f"router.host: {config.router.host!r} is beyond loopback; set router.allow_remote: true to mean it"
+        )

@@ -1,0 +1,44 @@
+"""The errors that cross a room's border. Foreign errors are translated into these at one edge.
+
+    KvhiveError
+    ├── InvalidRequest        the caller's fault: names the field, the limit and the value
+    ├── Unavailable           retry later or elsewhere: no worker, a lost worker, a shutting-down server
+    ├── Overloaded            a bounded queue is full; retry after a while
+    ├── ConfigError           cluster.yaml is wrong
+    ├── ModelError            a model file is missing, damaged or of an unsupported architecture
+    └── ClusterError          the cluster is not there, or could not be started
+"""
+
+from __future__ import annotations
+
+
+class KvhiveError(Exception):
+    """The root of all errors of ours."""
+
+
+class InvalidRequest(KvhiveError):
+    """A request that must not be retried unchanged."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+class Unavailable(KvhiveError):
+    """The request may be retried; nothing was lost."""
+
+
+class Overloaded(KvhiveError):
+    """A bounded queue is full."""
+
+
+class ConfigError(KvhiveError):
+    """The configuration cannot be used; the message names the key."""
+
+
+class ModelError(KvhiveError):
+    """A model cannot be loaded; the message names the file and what is wrong with it."""
+
+
+class ClusterError(KvhiveError):
+    """The cluster is not there, or could not be started or stopped."""
