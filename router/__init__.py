@@ -1,0 +1,1 @@
+"""The front: text in and out, cache-aware routing, and the doors that clients use."""
