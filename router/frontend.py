@@ -1,0 +1,93 @@
+"""What both doors, gRPC and HTTP, ask of the router behind them: the contract, and nothing else.
+
+`generate` yields one Started, any number of Delta, and one Finished. An error before the first event is
+a plain refusal (InvalidRequest, Overloaded, Unavailable); a later one ends the stream. Closing the
+generator (`aclose`) cancels the work at once and frees what it held; closing it twice is harmless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from kvhive.router.request import GenerateRequest
+
+FinishReason = Literal["stop", "length"]
+"""`stop`: an end token, a stop token or a stop string; `length`: max_tokens were generated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a request used, in tokens, and what the cache gave it."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    """Prompt tokens whose KV was found in the worker's pool."""
+    reachable_tokens: int = 0
+    """The most prompt tokens that any worker held when the request was routed."""
+    written_tokens: int = 0
+    """Prompt tokens whose full blocks this request added to the worker's pool."""
+    worker_id: str = ""
+    route_reason: str = ""
+    failovers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The request was accepted and a worker was chosen."""
+
+    request_id: str
+    worker_id: str
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New output. Text lags behind token ids while a character or a stop string is incomplete."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a generation that went well."""
+
+    reason: FinishReason
+    usage: Usage
+
+
+GenerationEvent = Started | Delta | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A model that can be named in a request."""
+
+    name: str
+    max_context: int
+    """Most tokens of prompt and output together."""
+    vocab_size: int
+    """Token ids are below this."""
+    identity: str = ""
+    """Digest of the weights and the configuration, in hex."""
+    created: int = 0
+    """Unix time in seconds when serving began."""
+
+
+class Frontend(Protocol):
+    """The router as the doors see it. All methods are called on the event loop and never block it."""
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent, None]:
+        """Run one request; an async generator function. Raises InvalidRequest, Overloaded, Unavailable."""
+        ...
+
+    def models(self) -> list[ModelInfo]:
+        """Return the models that are served, the default first."""
+        ...
+
+    def ready(self) -> bool:
+        """Tell whether a request sent now would find a worker."""
+        ...
