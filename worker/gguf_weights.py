@@ -1,0 +1,87 @@
+"""Read weights from a GGUF file, under Hugging Face names and in Hugging Face's layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
+
+from kvhive.proto.errors import ModelError
+from kvhive.worker.gguf_file import GgufTensor, read_gguf
+from kvhive.worker.llama_config import LlamaConfig
+from kvhive.worker.llama_config_gguf import ROPE_FACTORS
+
+_OUTSIDE = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_INSIDE = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def iterate_gguf(path: Path, config: LlamaConfig) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, float32 tensor). Raises ModelError that names the file and the tensor."""
+    for tensor in read_gguf(path).tensors:
+        if tensor.name == ROPE_FACTORS:
+            continue  # part of the configuration
+        name = _hugging_face_name(tensor.name)
+        if name is None:
+            raise ModelError(f"{path}: tensor {tensor.name} is not known in a Llama model")
+        values = _read(path, tensor)
+        if ".q_proj." in name:
+            values = _undo_permutation(path, tensor, values, config.heads)
+        elif ".k_proj." in name:
+            values = _undo_permutation(path, tensor, values, config.kv_heads)
+        yield name, torch.from_numpy(values)
+
+
+def _hugging_face_name(name: str) -> str | None:
+    parts = name.split(".")
+    if len(parts) == 2 and parts[0] in _OUTSIDE:
+        return f"{_OUTSIDE[parts[0]]}.{parts[1]}"
+    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _INSIDE:
+        return f"model.layers.{parts[1]}.{_INSIDE[parts[2]]}.{parts[3]}"
+    return None
+
+
+def _read(path: Path, tensor: GgufTensor) -> np.ndarray:
+    """Read one tensor as a float32 array of its own."""
+    kind = GGMLQuantizationType[tensor.kind]
+    try:
+        raw = np.fromfile(path, dtype=np.uint8, count=tensor.nbytes, offset=tensor.offset)
+    except OSError as error:
+        raise ModelError(f"{path}: tensor {tensor.name} cannot be read: {error}") from error
+    if raw.size != tensor.nbytes:
+        raise ModelError(f"{path}: damaged or truncated: tensor {tensor.name} ends beyond the file")
+    try:
+        values = dequantize(raw.reshape(*tensor.shape[:-1], -1), kind)
+    except (NotImplementedError, ValueError) as error:
+        raise ModelError(f"{path}: tensor {tensor.name} of type {tensor.kind} is not supported") from error
+    # A copy where dequantize has none to make: torch takes only writable, contiguous arrays.
+    return np.require(values.reshape(tensor.shape), np.float32, ["C", "W"])
+
+
+def _undo_permutation(path: Path, tensor: GgufTensor, values: np.ndarray, heads: int) -> np.ndarray:
+    """Bring rows of Q or K from llama.cpp's interleaved rotary pairs back to "rotate half".
+
+    The converter reshapes each head's rows to [2, head_dim / 2] and swaps the two axes; so does this, back.
+    """
+    rows = values.shape[0]
+    if rows % (2 * heads):
+        raise ModelError(f"{path}: tensor {tensor.name} has {rows} rows, which {heads} heads cannot share")
+    paired = values.reshape(heads, rows // heads // 2, 2, *values.shape[1:])
+    return np.ascontiguousarray(paired.swapaxes(1, 2)).reshape(values.shape)

@@ -1,0 +1,128 @@
+"""The tensors of a Llama model, with Q, K, V and gate, up fused into one matrix each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from kvhive.proto.errors import ModelError
+from kvhive.worker.llama_config import LlamaConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaLayer:
+    """One layer. Matrices are [out, in]; a bias that the model lacks is None."""
+
+    attention_norm: torch.Tensor
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    output: torch.Tensor
+    output_bias: torch.Tensor | None
+    mlp_norm: torch.Tensor
+    gate_up: torch.Tensor
+    gate_up_bias: torch.Tensor | None
+    down: torch.Tensor
+    down_bias: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaWeights:
+    """All tensors of a model."""
+
+    embedding: torch.Tensor
+    """[vocab_size, hidden]."""
+    layers: tuple[LlamaLayer, ...]
+    final_norm: torch.Tensor
+    head: torch.Tensor
+    """[vocab_size, hidden]; the embedding itself where the two are tied."""
+
+
+def load_llama(
+    config: LlamaConfig,
+    weights: Iterable[tuple[str, torch.Tensor]],
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> LlamaWeights:
+    """Copy weights, one at a time, into the fused tensors they are parts of.
+
+    Raises ModelError for a tensor that is unknown, missing, doubled or of the wrong shape.
+    """
+    places = _Places(dtype, device)
+    model = places.model(config)
+    for name, tensor in weights:
+        if name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_embeddings):
+            continue  # derived from the configuration; a copy of the embedding
+        places.fill(name, tensor)
+    places.finish()
+    return model
+
+
+class _Places:
+    """Allocates the fused tensors and knows which part of them each checkpoint name fills."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device | str) -> None:
+        self._dtype = dtype
+        self._device = device
+        self._open: dict[str, torch.Tensor] = {}
+        self._filled: set[str] = set()
+
+    def model(self, config: LlamaConfig) -> LlamaWeights:
+        """Allocate everything."""
+        embedding = self._stack((config.hidden_size,), {"model.embed_tokens.weight": config.vocab_size})
+        layers = tuple(self._layer(config, f"model.layers.{index}") for index in range(config.layers))
+        final_norm = self._stack((), {"model.norm.weight": config.hidden_size})
+        head = embedding
+        if not config.tie_embeddings:
+            head = self._stack((config.hidden_size,), {"lm_head.weight": config.vocab_size})
+        return LlamaWeights(embedding, layers, final_norm, head)
+
+    def fill(self, name: str, tensor: torch.Tensor) -> None:
+        """Copy one tensor to its place."""
+        if name in self._filled:
+            raise ModelError(f"tensor {name}: is in the model twice")
+        place = self._open.pop(name, None)
+        if place is None:
+            raise ModelError(f"tensor {name}: has no place in this model")
+        if place.shape != tensor.shape:
+            raise ModelError(f"tensor {name}: needs shape {tuple(place.shape)}, has {tuple(tensor.shape)}")
+        place.copy_(tensor)
+        self._filled.add(name)
+
+    def finish(self) -> None:
+        """Insist that every place is filled."""
+        if self._open:
+            raise ModelError(f"tensor {min(self._open)}: is missing, and {len(self._open) - 1} more")
+
+    def _layer(self, config: LlamaConfig, prefix: str) -> LlamaLayer:
+        hidden, inner = config.hidden_size, config.intermediate_size
+        queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        qkv = {f"{attention}.q_proj": queries, f"{attention}.k_proj": keys, f"{attention}.v_proj": keys}
+        gate_up = {f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner}
+        output, down = {f"{attention}.o_proj": hidden}, {f"{mlp}.down_proj": hidden}
+        return LlamaLayer(
+            attention_norm=self._stack((), {f"{prefix}.input_layernorm.weight": hidden}),
+            qkv=self._matrix(qkv, hidden),
+            qkv_bias=self._bias(qkv, config.attention_bias),
+            output=self._matrix(output, queries),
+            output_bias=self._bias(output, config.output_bias),
+            mlp_norm=self._stack((), {f"{prefix}.post_attention_layernorm.weight": hidden}),
+            gate_up=self._matrix(gate_up, hidden),
+            gate_up_bias=self._bias(gate_up, config.mlp_bias),
+            down=self._matrix(down, inner),
+            down_bias=self._bias(down, config.mlp_bias),
+        )
+
+    def _matrix(self, parts: dict[str, int], inputs: int) -> torch.Tensor:
+        return self._stack((inputs,), {f"{name}.weight": rows for name, rows in parts.items()})
+
+    def _bias(self, parts: dict[str, int], present: bool) -> torch.Tensor | None:
+        return self._stack((), {f"{name}.bias": rows for name, rows in parts.items()}) if present else None
+
+    def _stack(self, trailing: tuple[int, ...], parts: dict[str, int]) -> torch.Tensor:
+        """Allocate one tensor for the parts below each other and note each part's place in it."""
+        fused = torch.empty((sum(parts.values()), *trailing), dtype=self._dtype, device=self._device)
+        self._open.update(zip(parts, fused.split(list(parts.values())), strict=True))
+        return fused
