@@ -4,6 +4,7 @@
     ├── InvalidRequest        the caller's fault: names the field, the limit and the value
     ├── Unavailable           retry later or elsewhere: no worker, a lost worker, a shutting-down server
     ├── Overloaded            a bounded queue is full; retry after a while
+    ├── TimedOut              a stated bound on waiting has passed
     ├── ConfigError           cluster.yaml is wrong
     ├── ModelError            a model file is missing, damaged or of an unsupported architecture
     └── ClusterError          the cluster is not there, or could not be started
@@ -30,6 +31,10 @@ class Unavailable(KvhiveError):
 
 class Overloaded(KvhiveError):
     """A bounded queue is full."""
+
+
+class TimedOut(KvhiveError):
+    """A stated bound on waiting has passed; the message names it."""
 
 
 class ConfigError(KvhiveError):

@@ -43,22 +43,22 @@ class WorkerSampling(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkerGenerateResponse(_message.Message):
-    __slots__ = ("token_ids", "finished", "cached_tokens")
+    __slots__ = ("token_ids", "finished", "cached_tokens", "written_tokens")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     finished: WorkerFinished
     cached_tokens: int
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., finished: _Optional[_Union[WorkerFinished, _Mapping]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    written_tokens: int
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., finished: _Optional[_Union[WorkerFinished, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., written_tokens: _Optional[int] = ...) -> None: ...
 
 class WorkerFinished(_message.Message):
-    __slots__ = ("stopped", "written_tokens")
+    __slots__ = ("stopped",)
     STOPPED_FIELD_NUMBER: _ClassVar[int]
-    WRITTEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     stopped: bool
-    written_tokens: int
-    def __init__(self, stopped: _Optional[bool] = ..., written_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, stopped: _Optional[bool] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

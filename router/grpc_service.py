@@ -1,0 +1,143 @@
+"""kvhive.v1.Inference over gRPC: translates messages to and from the Frontend's words, and errors to statuses."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any, Protocol
+
+import grpc
+
+from kvhive.proto.errors import InvalidRequest, KvhiveError, Overloaded, TimedOut
+from kvhive.proto.v1 import inference_pb2 as pb
+from kvhive.proto.v1 import inference_pb2_grpc
+from kvhive.router.frontend import Delta, Finished, Frontend, GenerationEvent, Started
+from kvhive.router.request import (
+    ChatMessage,
+    ChatPrompt,
+    GenerateRequest,
+    Prompt,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+)
+
+_REASONS = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
+
+
+class TokenizingFrontend(Frontend, Protocol):
+    """A Frontend that also tokenises."""
+
+    async def tokenize(self, prompt: Prompt, model: str = "") -> list[int]:
+        """Return the token ids that `generate` would compute."""
+        ...
+
+
+class InferenceService(inference_pb2_grpc.InferenceServicer):
+    """The RPCs of one router."""
+
+    def __init__(self, frontend: TokenizingFrontend, cluster: Callable[[], pb.GetClusterResponse]) -> None:
+        self._frontend = frontend
+        self._cluster = cluster
+
+    async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:  # noqa: N802
+        """Stream one generation; a client that goes away cancels it."""
+        try:
+            async with aclosing(self._frontend.generate(_request(request))) as events:
+                async for event in events:
+                    yield _response(event)
+        except KvhiveError as error:
+            await context.abort(_status(error), str(error))
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:  # noqa: N802
+        """Tokenise text or chat."""
+        try:
+            return pb.TokenizeResponse(token_ids=await self._frontend.tokenize(_prompt(request), request.model))
+        except KvhiveError as error:
+            await context.abort(_status(error), str(error))
+            raise
+
+    async def GetCluster(self, request: pb.GetClusterRequest, context: Any) -> pb.GetClusterResponse:  # noqa: N802
+        """Describe the cluster as this router sees it."""
+        return self._cluster()
+
+    async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:  # noqa: N802
+        """List the models that can be named."""
+        return pb.ListModelsResponse(
+            models=[
+                pb.Model(name=m.name, max_context=m.max_context, vocab_size=m.vocab_size, identity=m.identity)
+                for m in self._frontend.models()
+            ]
+        )
+
+
+def _request(wire: pb.GenerateRequest) -> GenerateRequest:
+    return GenerateRequest(
+        prompt=_prompt(wire),
+        sampling=_sampling(wire.sampling),
+        model=wire.model,
+        cache_salt=wire.cache_salt,
+        cache_key=wire.cache_key,
+        request_id=wire.request_id,
+    )
+
+
+def _prompt(wire: pb.GenerateRequest | pb.TokenizeRequest) -> Prompt:
+    match wire.WhichOneof("input"):
+        case "text":
+            return TextPrompt(wire.text)
+        case "token_ids":
+            assert isinstance(wire, pb.GenerateRequest)
+            return TokenPrompt(tuple(wire.token_ids.ids))
+        case "chat":
+            return ChatPrompt(tuple(ChatMessage(m.role, m.content) for m in wire.chat.messages))
+        case _:
+            raise InvalidRequest("input", "one of text, token_ids and chat must be set, none is")
+
+
+def _sampling(wire: pb.SamplingParams) -> SamplingParams:
+    def given(name: str, default: Any) -> Any:
+        return getattr(wire, name) if wire.HasField(name) else default
+
+    return SamplingParams(
+        max_tokens=given("max_tokens", None),
+        temperature=given("temperature", 0.0),
+        top_k=given("top_k", 0),
+        top_p=given("top_p", 1.0),
+        min_p=given("min_p", 0.0),
+        seed=given("seed", None),
+        stop=tuple(wire.stop),
+        stop_token_ids=tuple(wire.stop_token_ids),
+        ignore_eos=given("ignore_eos", False),
+    )
+
+
+def _response(event: GenerationEvent) -> pb.GenerateResponse:
+    match event:
+        case Started(request_id, worker_id, prompt_tokens):
+            started = pb.Started(request_id=request_id, worker_id=worker_id, prompt_tokens=prompt_tokens)
+            return pb.GenerateResponse(started=started)
+        case Delta(text, token_ids):
+            return pb.GenerateResponse(delta=pb.Delta(text=text, token_ids=token_ids))
+        case Finished(reason, usage):
+            wire_usage = pb.Usage(
+                prompt_tokens=usage.prompt_tokens,
+                completion_tokens=usage.completion_tokens,
+                cached_tokens=usage.cached_tokens,
+                reachable_tokens=usage.reachable_tokens,
+                written_tokens=usage.written_tokens,
+                worker_id=usage.worker_id,
+                route_reason=usage.route_reason,
+                failovers=usage.failovers,
+            )
+            return pb.GenerateResponse(finished=pb.Finished(reason=_REASONS[reason], usage=wire_usage))
+
+
+def _status(error: KvhiveError) -> grpc.StatusCode:
+    if isinstance(error, InvalidRequest):
+        return grpc.StatusCode.INVALID_ARGUMENT
+    if isinstance(error, Overloaded):
+        return grpc.StatusCode.RESOURCE_EXHAUSTED
+    if isinstance(error, TimedOut):
+        return grpc.StatusCode.DEADLINE_EXCEEDED
+    return grpc.StatusCode.UNAVAILABLE

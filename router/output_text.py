@@ -1,0 +1,42 @@
+"""Turns a worker's token ids into text: whole characters only, up to the first stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvhive.router.detokenizer import IncrementalDetokenizer
+from kvhive.router.stop_strings import StopStringMatcher
+from kvhive.router.tokenizer import TextTokenizer
+
+
+class OutputText:
+    """The text of one generation. Feed it tokens in order, then `finish` once."""
+
+    def __init__(self, tokenizer: TextTokenizer, stops: Sequence[str]) -> None:
+        self._detokenizer = IncrementalDetokenizer(tokenizer)
+        self._matcher = StopStringMatcher(stops)
+        self.token_ids: list[int] = []
+        """Every token taken in, up to and including the one that completed a stop string."""
+        self.stopped = False
+
+    def push(self, token_ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:
+        """Take in tokens; return the text that is now certain, and the tokens that count.
+
+        Token by token, so that what a worker sent after the token that completed a stop string is dropped.
+        """
+        text, taken = [], 0
+        for token in token_ids:
+            if self.stopped:
+                break
+            taken += 1
+            self.token_ids.append(token)
+            emitted, self.stopped = self._matcher.push(self._detokenizer.push([token]))
+            text.append(emitted)
+        return "".join(text), tuple(token_ids[:taken])
+
+    def finish(self) -> str:
+        """Return what was held back: an incomplete character, the beginning of a stop string."""
+        if self.stopped:
+            return ""
+        emitted, self.stopped = self._matcher.push(self._detokenizer.flush())
+        return emitted + ("" if self.stopped else self._matcher.flush())

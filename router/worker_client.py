@@ -1,0 +1,110 @@
+"""The router's side of kvhive.v1.Worker: streams from a worker and says in our words how it failed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any, Protocol
+
+import grpc
+
+from kvhive.proto.errors import InvalidRequest, KvhiveError, Overloaded, TimedOut
+from kvhive.proto.transport import CLUSTER_TOKEN_KEY, MAX_MESSAGE_BYTES
+from kvhive.proto.v1 import worker_pb2, worker_pb2_grpc
+
+# With these a killed worker is known in milliseconds and a hung one in about a second, long before its lease.
+_CHANNEL_OPTIONS = [
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.keepalive_timeout_ms", 1000),
+    ("grpc.http2.ping_timeout_ms", 1000),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+]
+
+
+class WorkerLost(KvhiveError):
+    """The worker is gone, hung, draining or broken: the request should go on elsewhere."""
+
+
+class WorkerClient(Protocol):
+    """How the dispatcher reaches workers; the simulator brings its own."""
+
+    def generate(
+        self, address: str, request: worker_pb2.WorkerGenerateRequest
+    ) -> AsyncGenerator[worker_pb2.WorkerGenerateResponse, None]:
+        """Stream one request. Closing the generator cancels it.
+
+        Raises WorkerLost, or InvalidRequest, Overloaded and TimedOut, which would be the same elsewhere.
+        """
+        ...
+
+    async def forget(self, address: str) -> None:
+        """Close what is open to a worker that has left."""
+        ...
+
+    async def close(self) -> None:
+        """Close everything."""
+        ...
+
+
+class GrpcWorkerClient:
+    """One channel per worker address, opened on first use and closed when the worker leaves."""
+
+    def __init__(self, cluster_token: str) -> None:
+        self._metadata = ((CLUSTER_TOKEN_KEY, cluster_token),)
+        self._channels: dict[str, tuple[grpc.aio.Channel, Any]] = {}
+
+    async def generate(
+        self, address: str, request: worker_pb2.WorkerGenerateRequest
+    ) -> AsyncGenerator[worker_pb2.WorkerGenerateResponse, None]:
+        """See WorkerClient."""
+        call = self._stub(address).Generate(request, metadata=self._metadata)
+        try:
+            async for response in call:
+                yield response
+        except grpc.aio.AioRpcError as error:
+            raise _translated(error, address) from error
+        except asyncio.CancelledError:
+            if call.cancelled() and not _being_cancelled():
+                raise WorkerLost(f"worker at {address} dropped the stream") from None
+            raise
+        finally:
+            call.cancel()
+
+    async def forget(self, address: str) -> None:
+        """See WorkerClient."""
+        channel, _ = self._channels.pop(address, (None, None))
+        if channel is not None:
+            await channel.close()
+
+    async def close(self) -> None:
+        """See WorkerClient."""
+        for address in list(self._channels):
+            await self.forget(address)
+
+    def _stub(self, address: str) -> Any:
+        if address not in self._channels:
+            channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+            self._channels[address] = (channel, worker_pb2_grpc.WorkerStub(channel))
+        return self._channels[address][1]
+
+
+def _being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _translated(error: grpc.aio.AioRpcError, address: str) -> KvhiveError:
+    details = error.details() or ""
+    match error.code():
+        case grpc.StatusCode.INVALID_ARGUMENT:
+            field, _, message = details.partition(": ")
+            return InvalidRequest(field, message)
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return Overloaded(details)
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return TimedOut(details)
+        case code:
+            return WorkerLost(f"worker at {address}: {code.name}: {details}")

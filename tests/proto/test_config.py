@@ -1,0 +1,58 @@
+"""cluster.yaml is read strictly: whatever is wrong is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvhive.proto.config import ClusterConfig, load_config, parse_config, to_mapping
+from kvhive.proto.errors import ConfigError
+
+
+def test_a_file_without_our_section_means_defaults() -> None:
+    assert load_config("cluster_name: x\nmax_workers: 3\n") == ClusterConfig()
+    assert load_config("") == ClusterConfig()
+    assert load_config("metadata: {kvhive: {workers: }}") == ClusterConfig()
+
+
+def test_values_are_read() -> None:
+    config = load_config("metadata: {kvhive: {workers: {count: 4, num_cpus: 2}, redis: {url: 'redis://h'}}}")
+    assert (config.workers.count, config.workers.num_cpus, config.redis.url) == (4, 2.0, "redis://h")
+
+
+def test_a_configuration_survives_the_round_trip() -> None:
+    config = load_config("metadata: {kvhive: {cluster: prod-1, router: {http_port: 8000}}}")
+    assert parse_config(to_mapping(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ("{worker: {}}", "worker: unknown key, did you mean 'workers'?"),
+        ("{workers: {blok_size: 16}}", "workers.blok_size: unknown key, did you mean 'block_size'?"),
+        ("{workers: {count: '2'}}", "workers.count: must be int, is str ('2')"),
+        ("{workers: {count: true}}", "workers.count: must be int, is bool (True)"),
+        ("{workers: {count: -1}}", "workers.count: must be between 0 and 10000, is -1"),
+        ("{workers: {device: gpu}}", "workers.device: must be one of auto, cpu, cuda, is 'gpu'"),
+        ("{workers: [1]}", "workers: must be a mapping, is list"),
+        ("{redis: {lease_s: .nan}}", "redis.lease_s: must be between 0.5 and 3600, is nan"),
+        ("{redis: {heartbeat_s: 4}}", "redis.lease_s: must be at least twice redis.heartbeat_s (4), is 5"),
+        ("{cluster: 'a:b'}", "cluster: must be 1 to 40 of a-z, 0-9 and '-'"),
+        ("{workers: {pool_tokens: 16}}", "workers.pool_tokens: must hold at least 2 blocks of 16 tokens, is 16"),
+        ("{router: {host: 0.0.0.0}}", "router.host: '0.0.0.0' is beyond loopback"),
+        ("[]", ""),
+        ("7", "kvhive: must be a mapping, is int"),
+    ],
+)
+def test_what_is_wrong_is_named(section: str, message: str) -> None:
+    if not message:
+        assert load_config(f"metadata: {{kvhive: {section}}}") == ClusterConfig()
+        return
+    with pytest.raises(ConfigError) as error:
+        load_config(f"metadata: {{kvhive: {section}}}")
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "metadata: 3", "a: [", "metadata: {kvhive: {workers: {count: 1e400}}}"])
+def test_a_file_of_another_shape_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        load_config(text)

@@ -1,0 +1,143 @@
+"""The pool's bookkeeping: which blocks are live, which are cached, and which one goes next.
+
+Every block is in exactly one of three states, so that `free + cached + live = total` at every step:
+
+    live     ref_count > 0: some sequence reads or writes it
+    cached   ref_count = 0, registered under a hash: can be hit, can be evicted
+    free     ref_count = 0, no hash: nothing worth keeping in it
+
+Allocation takes free blocks first, then evicts the least recently released cached block.
+
+The cache is prefix-closed, a block never leaves while a cached child of it exists, and that needs no
+bookkeeping at all: whoever holds a child holds its parent too, and releases the child first. So in the
+order of release every child stands before its parent, and evicting from the front evicts leaves first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+
+from kvhive.proto.block_hash import BlockHash, block_key
+from kvhive.proto.kv_events import KvEvent, RemovalCause
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """One block of the pool. `block_hash` is set exactly while the block is in the hash map."""
+
+    block_id: int
+    ref_count: int = 0
+    block_hash: BlockHash | None = None
+    released_at: float = 0.0
+    """When the last user let go, in seconds of the caller's clock; meaningful while cached."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolUsage:
+    """The pool's accounting. live + cached + free = total."""
+
+    total: int
+    live: int
+    cached: int
+    free: int
+
+
+class BlockPool:
+    """Fixed blocks, a free queue, an LRU queue of cached blocks, and a hash map. O(1) per block everywhere."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.blocks = [Block(i) for i in range(num_blocks)]
+        self._free: deque[Block] = deque(self.blocks)
+        self._cached: OrderedDict[int, Block] = OrderedDict()  # least recently released first
+        self._by_hash: dict[BlockHash, Block] = {}
+        self._events: list[KvEvent] = []
+
+    @property
+    def available(self) -> int:
+        """Blocks that allocate() could hand out now."""
+        return len(self._free) + len(self._cached)
+
+    def usage(self) -> PoolUsage:
+        """Return the accounting."""
+        total, free, cached = len(self.blocks), len(self._free), len(self._cached)
+        return PoolUsage(total=total, live=total - free - cached, cached=cached, free=free)
+
+    def victim_age(self, now: float) -> float | None:
+        """Seconds since the next victim was last used; None while free blocks remain or nothing is cached."""
+        if self._free or not self._cached:
+            return None
+        return now - next(iter(self._cached.values())).released_at
+
+    def lookup(self, block_hash: BlockHash) -> Block | None:
+        """Return the block registered under a hash, live or cached."""
+        return self._by_hash.get(block_hash)
+
+    def allocate(self, count: int) -> list[Block]:
+        """Hand out `count` blocks with ref_count 1 and no hash, evicting as needed.
+
+        The caller has checked `available`; asking for more is a bug of ours (AssertionError).
+        """
+        assert count <= self.available, f"allocate({count}) with {self.available} available"
+        return [self._take() for _ in range(count)]
+
+    def _take(self) -> Block:
+        if self._free:
+            block = self._free.popleft()
+        else:
+            _, block = self._cached.popitem(last=False)
+            self._unregister(block, RemovalCause.EVICTED)
+        block.ref_count = 1
+        return block
+
+    def acquire(self, block: Block) -> None:
+        """Add a user to a registered block."""
+        if block.ref_count == 0:
+            del self._cached[block.block_id]
+        block.ref_count += 1
+
+    def release(self, block: Block, now: float) -> None:
+        """Remove a user. Release the blocks of a chain last block first: eviction relies on that order."""
+        assert block.ref_count > 0, f"block {block.block_id} released more often than acquired"
+        block.ref_count -= 1
+        if block.ref_count:
+            return
+        if block.block_hash is None:
+            self._free.append(block)
+        else:
+            block.released_at = now
+            self._cached[block.block_id] = block
+
+    def register(self, block: Block, block_hash: BlockHash) -> Block:
+        """Make a live block, whose KV is now written, findable under its hash.
+
+        Returns the block that holds the hash: another one when two sequences computed the same content, and
+        then the caller should use that one instead.
+        """
+        assert block.ref_count > 0, f"block {block.block_id} registered while nobody holds it"
+        assert block.block_hash is None, f"block {block.block_id} registered twice"
+        holder = self._by_hash.setdefault(block_hash, block)
+        if holder is block:
+            block.block_hash = block_hash
+            self._events.append(KvEvent(block_key(block_hash)))
+        return holder
+
+    def clear(self) -> int:
+        """Forget every cached block (live ones stay); return how many."""
+        cleared = list(self._cached.values())
+        self._cached.clear()
+        for block in cleared:
+            self._unregister(block, RemovalCause.CLEARED)
+            self._free.append(block)
+        return len(cleared)
+
+    def drain_events(self) -> list[KvEvent]:
+        """Return and forget what happened since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def _unregister(self, block: Block, cause: RemovalCause) -> None:
+        assert block.block_hash is not None, f"cached block {block.block_id} has no hash"
+        del self._by_hash[block.block_hash]
+        self._events.append(KvEvent(block_key(block.block_hash), cause))
+        block.block_hash = None

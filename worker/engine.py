@@ -1,0 +1,204 @@
+"""The loop that turns requests into tokens: schedule, run, commit.
+
+One thread owns scheduler, pool and model runner. Other threads hand in requests and cancellations through
+a bounded-by-admission inbox, and receive each step's outputs through one callback.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from kvhive.proto.errors import KvhiveError, Unavailable
+from kvhive.proto.index_schema import LoadReport
+from kvhive.proto.kv_events import KvEvent
+from kvhive.worker.model_runner import Chunk, ModelRunner
+from kvhive.worker.scheduler import Progress, Scheduled, Scheduler
+from kvhive.worker.sequence import FinishReason, Sequence
+from kvhive.worker.step_time import StepTimeModel
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """News of one request: new tokens, the end, or the error that ended it. Plain values, safe to share."""
+
+    request_id: str
+    tokens: tuple[int, ...] = ()
+    cached_tokens: int = 0
+    written_tokens: int = 0
+    finish: FinishReason | None = None
+    error: KvhiveError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHooks:
+    """What the engine calls, from its own thread, after every step."""
+
+    deliver: Callable[[list[Output]], None]
+    publish: Callable[[Iterable[KvEvent]], None]
+
+
+class Engine:
+    """Runs sequences to their end. `submit`, `cancel`, `clear_cache`, `load` and `stop` may be called anywhere."""
+
+    def __init__(
+        self, runner: ModelRunner, scheduler: Scheduler, hooks: EngineHooks, clock: Callable[[], float]
+    ) -> None:
+        self._runner = runner
+        self._scheduler = scheduler
+        self._manager = scheduler.manager
+        self._hooks = hooks
+        self._clock = clock
+        self._sequences: dict[str, Sequence] = {}
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._refused: list[Output] = []
+        self._load = LoadReport()
+        self.steps = 0
+        self.step_time = StepTimeModel()
+
+    def submit(self, seq: Sequence) -> None:
+        """Hand in a request; its outputs follow through `deliver`, the last one with `finish` or `error`."""
+        self._post(lambda: self._accept(seq))
+
+    def cancel(self, request_id: str) -> None:
+        """Drop a request before the next step. Unknown and finished ids are ignored; nothing is delivered."""
+        self._post(lambda: self._drop(request_id))
+
+    def clear_cache(self, done: Callable[[int], None]) -> None:
+        """Forget all cached blocks; `done` is called with their number, from the engine's thread."""
+        self._post(lambda: done(self._manager.pool.clear()))
+
+    @property
+    def load(self) -> LoadReport:
+        """Load and pool accounting as of the end of the last step."""
+        return self._load
+
+    def stop(self) -> None:
+        """Make `run` return after the current step; requests still inside get Unavailable."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+
+    def run(self) -> None:
+        """Work until `stop`. The engine's thread."""
+        self._report()
+        while self._wait_for_work():
+            self.step()
+        self.abandon(Unavailable("the worker is stopping"))
+
+    def step(self) -> None:
+        """Do one step: take in what was posted, schedule, run, commit, tell."""
+        while self._inbox:
+            self._inbox.popleft()()
+        plan = self._scheduler.schedule()
+        progress = self._scheduler.commit(plan, self._run(plan)) if plan else []
+        self._tell(progress)
+
+    def calibrate(self, token_counts: Iterable[int]) -> None:
+        """Measure the step time of prefills before serving, in blocks that hold nothing yet."""
+        block_size = self._manager.block_size
+        for count in token_counts:
+            blocks = list(range(self._manager.blocks_for(count)))
+            if len(blocks) <= len(self._manager.pool.blocks):
+                chunk = Chunk([0] * count, 0, blocks, None)
+                self._timed_run([chunk])
+                last = max(0, len(blocks) * block_size - 1)
+                self._timed_run([Chunk([0], last, blocks, None)])
+
+    def abandon(self, error: KvhiveError) -> None:
+        """Give every request inside `error`."""
+        outputs = [Output(request_id, error=error) for request_id in self._sequences]
+        for seq in self._sequences.values():
+            self._scheduler.cancel(seq)
+        self._sequences.clear()
+        self._hooks.deliver(outputs)
+        self._report()
+
+    def _post(self, action: Callable[[], None]) -> None:
+        with self._wake:
+            self._inbox.append(action)
+            self._wake.notify()
+
+    def _wait_for_work(self) -> bool:
+        with self._wake:
+            while not self._stopping and not self._inbox and self._scheduler.idle:
+                self._wake.wait()
+            return not self._stopping
+
+    def _accept(self, seq: Sequence) -> None:
+        try:
+            if seq.request_id in self._sequences:
+                raise Unavailable(f"request {seq.request_id} is already running here")
+            self._scheduler.add(seq)
+        except KvhiveError as error:
+            self._refused.append(Output(seq.request_id, error=error))
+        else:
+            self._sequences[seq.request_id] = seq
+
+    def _drop(self, request_id: str) -> None:
+        seq = self._sequences.pop(request_id, None)
+        if seq is not None:
+            self._scheduler.cancel(seq)
+
+    def _run(self, plan: list[Scheduled]) -> list[int | None]:
+        return self._timed_run([item.chunk() for item in plan])
+
+    def _timed_run(self, chunks: list[Chunk]) -> list[int | None]:
+        started = self._clock()
+        sampled = self._runner.run(chunks)
+        tokens = sum(len(chunk.token_ids) for chunk in chunks)
+        pairs = sum(len(c.token_ids) * (c.start + (len(c.token_ids) + 1) // 2) for c in chunks)
+        self.step_time.observe(tokens, pairs, max(self._clock() - started, 1e-9))
+        return sampled
+
+    def _tell(self, progress: list[Progress]) -> None:
+        outputs, self._refused = self._refused, []
+        for item in progress:
+            seq = item.seq
+            if item.token is not None:
+                outputs.append(
+                    Output(
+                        seq.request_id,
+                        tokens=(item.token,),
+                        cached_tokens=seq.cached_tokens or 0,
+                        written_tokens=seq.written_tokens,
+                        finish=seq.finish_reason,
+                    )
+                )
+            if seq.finish_reason is not None:
+                self._sequences.pop(seq.request_id, None)
+        self.steps += 1
+        self._report()  # before the outputs: who sees a request end finds its blocks already accounted for
+        self._hooks.publish(self._manager.pool.drain_events())
+        if outputs:
+            self._hooks.deliver(outputs)
+
+    def _report(self) -> None:
+        usage = self._manager.pool.usage()
+        victim_age = self._manager.pool.victim_age(self._clock())
+        base, per_token, per_attention = self.step_time.coefficients
+        scheduler = self._scheduler
+        self._load = LoadReport(
+            queued_prefill_tokens=scheduler.queued_prefill_tokens,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            blocks_total=usage.total,
+            blocks_live=usage.live,
+            blocks_cached=usage.cached,
+            blocks_free=usage.free,
+            victim_age_s=-1.0 if victim_age is None else victim_age,
+            step_base_s=base,
+            step_per_token_s=per_token,
+            step_per_attention_s=per_attention,
+            max_step_tokens=scheduler.limits.max_step_tokens,
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
+            preemptions=scheduler.preemptions,
+        )

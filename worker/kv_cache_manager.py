@@ -1,0 +1,97 @@
+"""Gives sequences their blocks: finds cached prefixes, grows block tables, registers what was computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvhive.proto.block_hash import BlockHash, extend_chain
+from kvhive.worker.block_pool import Block, BlockPool
+from kvhive.worker.sequence import Sequence
+
+
+class KvCacheManager:
+    """Sequences on one side, blocks on the other. All times are in seconds of `clock`."""
+
+    def __init__(self, pool: BlockPool, block_size: int, root: BlockHash, clock: Callable[[], float]) -> None:
+        self.pool = pool
+        self.block_size = block_size
+        self._root = root
+        self._clock = clock
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def match(self, seq: Sequence) -> list[Block]:
+        """Return the registered blocks of the longest cached prefix of a sequence.
+
+        At least the last token is left to compute, since its logits are needed: a prompt of exactly n full
+        blocks matches at most n - 1.
+        """
+        extend_chain(seq.hashes, self._root, seq.tokens, self.block_size, seq.extras)
+        matched: list[Block] = []
+        for block_hash in seq.hashes[: (len(seq.tokens) - 1) // self.block_size]:
+            block = self.pool.lookup(block_hash)
+            if block is None:
+                break
+            matched.append(block)
+        return matched
+
+    def fits(self, seq: Sequence, num_tokens: int, reserved: int) -> bool:
+        """Whether a sequence without blocks could hold `num_tokens` tokens and leave `reserved` blocks."""
+        matched = self.match(seq)
+        idle_matched = sum(block.ref_count == 0 for block in matched)
+        needed = self.blocks_for(num_tokens) - len(matched)
+        return needed + reserved <= self.pool.available - idle_matched
+
+    def admit(self, seq: Sequence) -> None:
+        """Give a sequence without blocks its cached prefix."""
+        assert not seq.block_table, f"{seq.request_id} admitted with blocks"
+        matched = self.match(seq)
+        for block in matched:
+            self.pool.acquire(block)
+        seq.block_table = [block.block_id for block in matched]
+        seq.registered = len(matched)
+        seq.num_computed = len(matched) * self.block_size
+        if seq.cached_tokens is None:  # not a return after preemption: those tokens are not a hit
+            seq.cached_tokens = seq.num_computed
+
+    def grow(self, seq: Sequence, num_tokens: int) -> bool:
+        """Extend the block table to hold `num_tokens` more computed tokens; False when the pool is exhausted."""
+        missing = self.blocks_for(seq.num_computed + num_tokens) - len(seq.block_table)
+        if missing > self.pool.available:
+            return False
+        if missing > 0:
+            seq.block_table.extend(block.block_id for block in self.pool.allocate(missing))
+        return True
+
+    def commit(self, seq: Sequence) -> None:
+        """Register the full blocks whose KV is written. Called after the step that wrote it, never before."""
+        full = seq.num_computed // self.block_size
+        if full == seq.registered:
+            return
+        extend_chain(seq.hashes, self._root, seq.tokens, self.block_size, seq.extras)
+        for index in range(seq.registered, full):
+            block = self.pool.blocks[seq.block_table[index]]
+            holder = self.pool.register(block, seq.hashes[index])
+            if holder is not block:
+                self._replace(seq, index, block, holder)
+            elif (index + 1) * self.block_size <= seq.prompt_tokens:
+                seq.written_tokens += self.block_size
+        seq.registered = full
+
+    def _replace(self, seq: Sequence, index: int, duplicate: Block, holder: Block) -> None:
+        # Two sequences computed the same block: both go on with the first, so one hash is one block, and
+        # a sequence that holds a registered block always holds the registered blocks before it.
+        self.pool.acquire(holder)
+        self.pool.release(duplicate, self._clock())
+        seq.block_table[index] = holder.block_id
+
+    def release(self, seq: Sequence) -> None:
+        """Take all blocks back, last first. What was registered stays cached; the rest is free."""
+        now = self._clock()
+        for block_id in reversed(seq.block_table):
+            self.pool.release(self.pool.blocks[block_id], now)
+        seq.block_table = []
+        seq.registered = 0
+        seq.num_computed = 0

@@ -1,0 +1,184 @@
+"""Decides what the next step computes.
+
+There is no prefill phase and no decode phase. Every running sequence has tokens whose KV is not computed
+yet, exactly one of them while it decodes, and each step lets sequences catch up under one token budget:
+first those with one token to go, so that a long prompt delays a decoding neighbour by at most one step of
+`max_step_tokens`; then the rest, first come, first served.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as ReadOnly
+from dataclasses import dataclass
+
+from kvhive.proto.errors import InvalidRequest, Overloaded
+from kvhive.worker.kv_cache_manager import KvCacheManager
+from kvhive.worker.model_runner import Chunk
+from kvhive.worker.sequence import FinishReason, Sequence, SequenceState
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """Bounds of one worker's scheduler."""
+
+    max_step_tokens: int
+    max_running: int
+    max_waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A sequence's share of one step: its next `num_tokens` tokens."""
+
+    seq: Sequence
+    num_tokens: int
+
+    def chunk(self) -> Chunk:
+        """What the model runner must know."""
+        start, end = self.seq.num_computed, self.seq.num_computed + self.num_tokens
+        return Chunk(
+            token_ids=self.seq.tokens[start:end],
+            start=start,
+            block_table=self.seq.block_table,
+            sampling=self.seq.sampling if end == len(self.seq.tokens) else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a step did for one sequence. `token` is None while its prompt is being computed."""
+
+    seq: Sequence
+    token: int | None
+
+
+class Scheduler:
+    """Waiting and running sequences of one engine. Not thread-safe: the engine's thread owns it."""
+
+    def __init__(self, manager: KvCacheManager, limits: SchedulerLimits) -> None:
+        self.manager = manager
+        self.limits = limits
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.preemptions = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.waiting and not self.running
+
+    @property
+    def queued_prefill_tokens(self) -> int:
+        """Tokens of waiting and prefilling sequences whose KV is still to be computed."""
+        prefilling = sum(seq.remaining for seq in self.running if seq.remaining > 1)
+        return prefilling + sum(len(seq.tokens) for seq in self.waiting)
+
+    def add(self, seq: Sequence) -> None:
+        """Queue a sequence. Raises InvalidRequest if it can never fit, Overloaded if the queue is full."""
+        capacity = len(self.manager.pool.blocks) * self.manager.block_size
+        if seq.max_total > capacity:
+            raise InvalidRequest(
+                "max_tokens",
+                f"prompt ({len(seq.tokens)} tokens) and max_tokens ({seq.max_total - len(seq.tokens)}) need "
+                f"{seq.max_total} tokens of KV, the worker's pool holds {capacity}",
+            )
+        if len(self.waiting) >= self.limits.max_waiting:
+            raise Overloaded(f"{len(self.waiting)} requests are waiting, the limit is {self.limits.max_waiting}")
+        self.waiting.append(seq)
+
+    def cancel(self, seq: Sequence) -> None:
+        """Forget a sequence and take its blocks back. A finished or unknown one is left alone."""
+        if seq.state is not SequenceState.FINISHED:
+            self._finish(seq, FinishReason.CANCELLED)
+
+    def schedule(self) -> list[Scheduled]:
+        """Choose the next step: running sequences catch up, then waiting ones are admitted."""
+        plan: dict[str, Scheduled] = {}
+        budget = self.limits.max_step_tokens
+        preempted = self.preemptions
+        for seq in sorted(self.running, key=lambda s: s.remaining > 1):  # stable: decodes first, then FCFS
+            if seq.state is not SequenceState.RUNNING or budget == 0:
+                continue
+            num_tokens = min(seq.remaining, budget)
+            budget += self._make_room(seq, num_tokens, plan)
+            if seq.state is SequenceState.RUNNING:
+                plan[seq.request_id] = Scheduled(seq, num_tokens)
+                budget -= num_tokens
+        if preempted == self.preemptions:
+            self._admit(plan, budget)
+        return list(plan.values())
+
+    def commit(self, plan: ReadOnly[Scheduled], sampled: ReadOnly[int | None]) -> list[Progress]:
+        """Take in a step's results: register what was computed, append tokens, finish what is done."""
+        progress = []
+        for item, token in zip(plan, sampled, strict=True):
+            seq = item.seq
+            seq.num_computed += item.num_tokens
+            self.manager.commit(seq)
+            if token is not None:
+                seq.tokens.append(token)
+                if token in seq.sampling.stop_token_ids:
+                    self._finish(seq, FinishReason.STOP)
+                elif len(seq.tokens) >= seq.max_total:
+                    self._finish(seq, FinishReason.LENGTH)
+            progress.append(Progress(seq, token))
+        return progress
+
+    def _make_room(self, seq: Sequence, num_tokens: int, plan: dict[str, Scheduled]) -> int:
+        """Preempt the latest admitted sequences until `seq` fits; return the budget they give back.
+
+        `seq` itself may be the latest, and then it is preempted.
+        """
+        regained = 0
+        while seq.state is SequenceState.RUNNING and not self.manager.grow(seq, num_tokens):
+            victim = self.running.pop()
+            planned = plan.pop(victim.request_id, None)
+            regained += planned.num_tokens if planned else 0
+            self.manager.release(victim)
+            victim.state = SequenceState.WAITING
+            victim.preemptions += 1
+            self.preemptions += 1
+            self.waiting.appendleft(victim)
+        return regained
+
+    def _admit(self, plan: dict[str, Scheduled], budget: int) -> None:
+        while self.waiting and budget and len(self.running) < self.limits.max_running:
+            seq = self.waiting[0]
+            if not self.manager.fits(seq, self._whole_need(seq), self._reserved()):
+                return  # first come, first served: nobody overtakes a request that waits for blocks
+            self.waiting.popleft()
+            first_time = seq.cached_tokens is None
+            self.manager.admit(seq)
+            if first_time:
+                self.prefix_queries += len(seq.tokens)
+                self.prefix_hits += seq.num_computed
+            seq.state = SequenceState.RUNNING
+            self.running.append(seq)
+            num_tokens = min(seq.remaining, budget)
+            grown = self.manager.grow(seq, num_tokens)
+            assert grown, f"{seq.request_id} was admitted into a pool that cannot hold it"
+            plan[seq.request_id] = Scheduled(seq, num_tokens)
+            budget -= num_tokens
+
+    def _whole_need(self, seq: Sequence) -> int:
+        # A newcomer needs room for its prompt and a first token. One that was preempted comes back only
+        # when it can run to its end, or it would be preempted again for the same lack of blocks.
+        return seq.max_total if seq.preemptions else len(seq.tokens) + 1
+
+    def _reserved(self) -> int:
+        """Blocks that admitted sequences still need to finish what they have, so that nobody takes them."""
+        return sum(
+            max(0, self.manager.blocks_for(len(seq.tokens) + 1) - len(seq.block_table)) for seq in self.running
+        )
+
+    def _finish(self, seq: Sequence, reason: FinishReason) -> None:
+        if seq.state is SequenceState.RUNNING:
+            self.running.remove(seq)
+        elif seq in self.waiting:
+            self.waiting.remove(seq)
+        self.manager.release(seq)
+        seq.state = SequenceState.FINISHED
+        seq.finish_reason = reason

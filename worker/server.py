@@ -1,0 +1,251 @@
+"""One worker process put together: model, pool, engine thread, gRPC service and event publisher.
+
+Knows nothing of Ray: `actor.py` wraps it, tests run it directly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from kvhive.proto.block_hash import root_hash
+from kvhive.proto.errors import Unavailable
+from kvhive.proto.index_schema import IndexKeys, LoadReport, WorkerRecord, WorkerState
+from kvhive.proto.transport import MAX_MESSAGE_BYTES
+from kvhive.proto.v1 import worker_pb2_grpc
+from kvhive.worker.block_pool import BlockPool
+from kvhive.worker.engine import Engine, EngineHooks
+from kvhive.worker.kv_cache_manager import KvCacheManager
+from kvhive.worker.kv_event_publisher import KvEventPublisher
+from kvhive.worker.model_identity import model_identity
+from kvhive.worker.scheduler import Scheduler, SchedulerLimits
+from kvhive.worker.service import ClusterTokenGuard, WorkerService
+from kvhive.worker.torch_runner import TorchModelRunner
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+CALIBRATION_TOKENS = (16, 64, 256)
+START_STEP_TIMEOUT_S = 60.0
+
+# A hung peer is found by HTTP/2 pings in about a second, and a silent minute of prefill is not a hang:
+# the server accepts pings at any rate, on idle channels too.
+GRPC_OPTIONS = [
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 300),
+    ("grpc.http2.max_ping_strikes", 0),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """Everything a worker needs to know; plain values, so that it travels to any node."""
+
+    worker_id: str
+    cluster: str
+    model_path: str
+    model_name: str
+    redis_url: str
+    cluster_token: str
+    dtype: str = "auto"
+    device: str = "cpu"
+    block_size: int = 16
+    pool_tokens: int = 16384
+    max_step_tokens: int = 512
+    max_running: int = 16
+    max_waiting: int = 256
+    max_context: int = 0
+    threads: int = 1
+    host: str = "127.0.0.1"
+    cluster_salt: str = ""
+    lease_s: float = 5.0
+    heartbeat_s: float = 0.5
+    redis_timeout_s: float = 2.0
+
+
+class WorkerServer:
+    """Starts, serves and stops one worker. `start` and `stop` block; call them from one thread."""
+
+    def __init__(self, options: WorkerOptions, on_failure: Callable[[], None] = lambda: None) -> None:
+        self._options = options
+        self._on_failure = on_failure
+        self._loop = asyncio.new_event_loop()
+        self._loop_thread = threading.Thread(target=self._loop.run_forever, name="service", daemon=True)
+        self._engine: Engine | None = None
+        self._engine_thread: threading.Thread | None = None
+        self._service: WorkerService | None = None
+        self._grpc: grpc.aio.Server | None = None
+        self._publisher: KvEventPublisher | None = None
+        self._publishing: asyncio.Task[None] | None = None
+        self._redis: redis.asyncio.Redis | None = None
+        self._progress = "starting"
+        self._stopped = False
+        self.address = ""
+
+    def progress(self) -> str:
+        """Say what is being done now, for people."""
+        return self._progress
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under which this worker is registered; 0 before."""
+        return self._publisher.epoch if self._publisher else 0
+
+    def start(self) -> None:
+        """Load the model, calibrate, open the service and register. Returns when the worker serves.
+
+        Raises ModelError when the model or the pool cannot be loaded.
+        """
+        options = self._options
+        self._loop_thread.start()
+        self._progress = "loading model"
+        runner = TorchModelRunner(
+            model_path=Path(options.model_path),
+            dtype=options.dtype,
+            device=options.device,
+            num_blocks=options.pool_tokens // options.block_size,
+            block_size=options.block_size,
+            threads=options.threads,
+            max_context=options.max_context,
+        )
+        identity = model_identity(Path(options.model_path), runner.dtype_name, options.block_size)
+        self._service = self._call(self._make_service(runner))
+        engine = self._engine = self._make_engine(runner, identity)
+        self._progress = "calibrating"
+        engine.calibrate([n for n in CALIBRATION_TOKENS if n <= options.max_step_tokens])
+        self._progress = "registering"
+        self._call(self._open(runner, engine, identity))
+        self._engine_thread = threading.Thread(target=self._run_engine, name="engine", daemon=True)
+        self._engine_thread.start()
+        self._call(self._serve())
+        self._progress = "serving"
+
+    def stop(self, grace_s: float) -> None:
+        """Refuse new requests, give running ones `grace_s` seconds, deregister and end. Idempotent."""
+        if self._stopped:
+            return
+        self._stopped = True
+        if self._loop_thread.is_alive():
+            asyncio.run_coroutine_threadsafe(self._close(grace_s), self._loop).result(grace_s + 30)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop_thread.join(5)
+        self._progress = "stopped"
+
+    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(START_STEP_TIMEOUT_S)
+
+    async def _make_service(self, runner: TorchModelRunner) -> WorkerService:
+        return WorkerService(self._options.worker_id, runner.shape)
+
+    def _make_engine(self, runner: TorchModelRunner, identity: bytes) -> Engine:
+        options = self._options
+        assert self._service is not None
+        root = root_hash(identity, options.cluster_salt.encode())
+        pool = BlockPool(options.pool_tokens // options.block_size)
+        manager = KvCacheManager(pool, options.block_size, root, time.monotonic)
+        limits = SchedulerLimits(options.max_step_tokens, options.max_running, options.max_waiting)
+        hooks = EngineHooks(self._service.deliver, lambda events: self._publish(events))
+        return Engine(runner, Scheduler(manager, limits), hooks, time.monotonic)
+
+    def _publish(self, events: Any) -> None:
+        assert self._publisher is not None
+        self._publisher.add(events)
+
+    async def _open(self, runner: TorchModelRunner, engine: Engine, identity: bytes) -> None:
+        options = self._options
+        assert self._service is not None
+        self._service.attach(engine, lambda: self.epoch)
+        guard = ClusterTokenGuard(options.cluster_token)
+        self._grpc = grpc.aio.server(options=GRPC_OPTIONS, interceptors=[guard])
+        worker_pb2_grpc.add_WorkerServicer_to_server(self._service, self._grpc)
+        port = self._grpc.add_insecure_port(f"{options.host}:0")
+        await self._grpc.start()
+        self.address = f"{options.host}:{port}"
+        self._redis = redis.asyncio.Redis.from_url(
+            options.redis_url,
+            socket_timeout=options.redis_timeout_s,
+            socket_connect_timeout=options.redis_timeout_s,
+            retry=Retry(NoBackoff(), 1),
+        )
+        record = WorkerRecord(
+            worker_id=options.worker_id,
+            address=self.address,
+            epoch=0,
+            model=options.model_name,
+            model_identity=identity.hex(),
+            block_size=options.block_size,
+            max_context=runner.shape.max_context,
+            vocab_size=runner.shape.vocab_size,
+            state=WorkerState.STARTING,
+            device=runner.device,
+            pid=os.getpid(),
+        )
+        self._publisher = KvEventPublisher(
+            self._redis,
+            IndexKeys(options.cluster),
+            record,
+            lease_s=options.lease_s,
+            heartbeat_s=options.heartbeat_s,
+            load=self._load,
+        )
+
+    def _load(self) -> LoadReport:
+        assert self._engine is not None
+        return self._engine.load
+
+    async def _serve(self) -> None:
+        assert self._service is not None and self._publisher is not None
+        self._service.state = WorkerState.SERVING
+        self._publishing = asyncio.create_task(self._publisher.run())
+        await self._publisher.set_state(WorkerState.SERVING)
+
+    async def _close(self, grace_s: float) -> None:
+        if self._service is not None:
+            self._service.state = WorkerState.DRAINING
+        if self._publisher is not None:
+            await self._publisher.set_state(WorkerState.DRAINING)
+        await self._drain(grace_s)
+        if self._engine is not None:
+            self._engine.stop()
+        if self._engine_thread is not None:
+            await asyncio.to_thread(self._engine_thread.join, 10)
+        if self._publisher is not None:
+            await self._publisher.close()
+        if self._publishing is not None:
+            self._publishing.cancel()
+            await asyncio.gather(self._publishing, return_exceptions=True)
+        if self._grpc is not None:
+            await self._grpc.stop(1.0)
+        if self._redis is not None:
+            await self._redis.aclose()
+
+    async def _drain(self, grace_s: float) -> None:
+        deadline = time.monotonic() + grace_s
+        while self._service and self._service.open_streams and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+
+    def _run_engine(self) -> None:
+        assert self._engine is not None
+        try:
+            self._engine.run()
+        except Exception:  # the process's outermost edge: after this the pool's content is not known
+            log.exception("worker=%s engine failed, the worker gives up", self._options.worker_id)
+            assert self._service is not None
+            self._service.state = WorkerState.STOPPED
+            self._engine.abandon(Unavailable("the worker's engine failed"))
+            self._on_failure()
