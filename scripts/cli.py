@@ -1,0 +1,157 @@
+"""The command line: `kvhive up | down | status | generate | chat | version`.
+
+Each command finds its cluster by the state that `up` wrote. Errors are one line on stderr and exit status
+1; wrong usage is 2. What only one command needs (ray, torch, grpc) is imported in that command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib.metadata import version as installed_version
+from pathlib import Path
+
+import click
+
+from kvhive.proto.errors import KvhiveError
+from kvhive.scripts.cluster_state import StateFolder, choose_cluster, state_root
+from kvhive.scripts.completion import SamplingFlags, sampling_flags
+
+_INTERRUPTED = 130
+
+cluster_option = click.option(
+    "--cluster", "name", metavar="NAME", help="Which cluster; by default `default`, or the only one there is."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    try:
+        status = cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        status = error.exit_code
+    except KvhiveError as error:
+        print(f"kvhive: {' '.join(str(error).split())}", file=sys.stderr)
+        status = 1
+    except click.Abort:
+        print("kvhive: interrupted", file=sys.stderr)
+        status = _INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output left (`| head`). Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 1
+    sys.exit(status)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+def cli() -> None:
+    """Serve a language model on many workers, and send each prompt where its prefix is cached."""
+
+
+@cli.command()
+@click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--cluster", "name", metavar="NAME", help="Name of the cluster, instead of the file's.")
+@click.option(
+    "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Override a key, as in workers.count=4."
+)
+@click.option(
+    "--address",
+    envvar="RAY_ADDRESS",
+    default="",
+    help="host:port of a running Ray cluster [env: RAY_ADDRESS]. By default a local one is started.",
+)
+@click.option("--foreground", is_flag=True, help="Stay, and stop the cluster on Ctrl-C.")
+def up(
+    file: Path | None, name: str | None, overrides: tuple[str, ...], address: str, foreground: bool
+) -> None:
+    """Start a cluster as FILE says (default: ./cluster.yaml, or else all defaults)."""
+    from kvhive.scripts import up_command
+
+    config = up_command.read_config(file, name, overrides)
+    folder = StateFolder(state_root(os.environ), config.cluster)
+    up_command.run(config, folder, address, foreground)
+
+
+@cli.command()
+@cluster_option
+@click.option(
+    "--grace", "grace_s", default=10.0, show_default=True, help="Seconds for running requests to end."
+)
+def down(name: str | None, grace_s: float) -> None:
+    """Stop a cluster and everything that was started for it."""
+    from kvhive.scripts.teardown import interrupts_ignored, tear_down
+
+    folder = _folder(name)
+    with folder.lock():
+        state = folder.load()
+        if state is None:
+            folder.remove()
+            click.echo(f"no cluster {folder.cluster!r} is up; nothing to stop")
+            return
+        with interrupts_ignored():
+            done = tear_down(folder, state, grace_s)
+    for line in done:
+        click.echo(line)
+    click.echo(f"cluster {folder.cluster!r} is down; nothing of it is left")
+
+
+@cli.command()
+@cluster_option
+@json_option
+def status(name: str | None, as_json: bool) -> None:
+    """Show the workers, their caches and the endpoints."""
+    from kvhive.scripts.client import RouterClient
+    from kvhive.scripts.status_report import status_document, status_lines
+
+    state = _folder(name).require()
+    with RouterClient(state.grpc) as client:
+        document = status_document(state, client.cluster())
+    click.echo(json.dumps(document, indent=2) if as_json else "\n".join(status_lines(document)))
+
+
+@cli.command()
+@cluster_option
+@json_option
+@sampling_flags
+@click.argument("prompt")
+def generate(name: str | None, as_json: bool, flags: SamplingFlags, prompt: str) -> None:
+    """Continue PROMPT as plain text, without a chat template (`-` reads it from stdin)."""
+    from kvhive.scripts import completion
+
+    text = sys.stdin.read() if prompt == "-" else prompt
+    completion.run(_folder(name).require(), completion.text_request(text, flags), as_json)
+
+
+@cli.command()
+@cluster_option
+@json_option
+@sampling_flags
+@click.option("--system", default="", help="The system message.")
+@click.argument("message", required=False)
+def chat(name: str | None, as_json: bool, flags: SamplingFlags, system: str, message: str | None) -> None:
+    """Ask one MESSAGE, or hold a conversation when there is none (end it with Ctrl-D)."""
+    from kvhive.scripts import completion
+
+    state = _folder(name).require()
+    if message is not None:
+        turns = [("system", system)] * bool(system) + [("user", message)]
+        completion.run(state, completion.chat_request(turns, flags), as_json)
+    else:
+        completion.converse(state, system, flags)
+
+
+@cli.command()
+def version() -> None:
+    """Print the version."""
+    click.echo(f"kvhive {installed_version('kvhive')}")
+
+
+def _folder(name: str | None) -> StateFolder:
+    return choose_cluster(state_root(os.environ), name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""The router as a child process: what it is told, and how it says that it is ready.
+
+It is told by a file (`spec.json`, 0600: it holds the cluster's token) and answers with another
+(`ready.json`), written atomically once both doors are open.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from kvhive.proto.errors import ClusterError
+from kvhive.scripts.log_tail import last_line
+from kvhive.scripts.owned_processes import ProcessId, identify
+
+START_TIMEOUT_S = 90.0
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSpec:
+    """Everything that a router process needs, in plain values."""
+
+    config: dict[str, Any]
+    """The mapping of `config.to_mapping`."""
+    redis_url: str
+    cluster_token: str
+    model_path: str
+    model_name: str
+    model_identity: str
+    """Hex."""
+    max_context: int
+    """Tokens."""
+    vocab_size: int
+    ready_file: str
+
+    def save(self, path: Path) -> None:
+        """Write the spec for this user only."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(asdict(self), file)
+
+    @classmethod
+    def load(cls, path: Path) -> RouterSpec:
+        """Read what `save` wrote."""
+        return cls(**json.loads(path.read_text()))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyRouter:
+    """The ports that the router got."""
+
+    grpc: str
+    """host:port."""
+    http: str
+    """Base URL."""
+
+    def save(self, path: Path) -> None:
+        """Write atomically, so that a reader never sees half of it."""
+        fresh = path.with_suffix(".new")
+        fresh.write_text(json.dumps(asdict(self)))
+        os.replace(fresh, path)
+
+    @classmethod
+    def load(cls, path: Path) -> ReadyRouter:
+        """Read what `save` wrote."""
+        return cls(**json.loads(path.read_text()))
+
+
+def start_router(
+    runtime_dir: Path, spec: RouterSpec, started: Callable[[ProcessId | None], None]
+) -> ReadyRouter:
+    """Start the router and wait until its doors are open; `started` gets the process at once.
+
+    Raises ClusterError when it dies or does not get ready in time.
+    """
+    log, ready = runtime_dir / "router.log", Path(spec.ready_file)
+    spec_file = runtime_dir / "router.json"
+    spec.save(spec_file)
+    with open(log, "wb") as output:
+        # -P: the current directory must not shadow installed packages.
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "kvhive.scripts.serve", str(spec_file)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    started(identify(process.pid))
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not ready.exists():
+        if process.poll() is not None:
+            raise ClusterError(f"the router ended with status {process.returncode}: {last_line(log)}")
+        if time.monotonic() > deadline:
+            raise ClusterError(f"the router was not ready after {START_TIMEOUT_S:g} s: {last_line(log)}")
+        time.sleep(_POLL_S)
+    return ReadyRouter.load(ready)

@@ -1,0 +1,67 @@
+"""The router's process: `python -m kvhive.scripts.serve <router.json>`, as `kvhive up` runs it.
+
+SIGTERM and SIGINT let running streams end within the grace and then close; a second one ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+from kvhive.proto.config import parse_config
+from kvhive.proto.errors import KvhiveError
+from kvhive.router.app import RouterEndpoints, RouterOptions, run_router
+from kvhive.scripts.router_process import ReadyRouter, RouterSpec
+
+
+def main(arguments: list[str]) -> int:
+    """Run a router until it is told to stop; return the exit status."""
+    logging.basicConfig(
+        level=logging.INFO, format="time=%(asctime)s level=%(levelname)s at=%(name)s %(message)s"
+    )
+    if len(arguments) != 1:
+        print("usage: python -m kvhive.scripts.serve <router.json>", file=sys.stderr)
+        return 2
+    spec = RouterSpec.load(Path(arguments[0]))
+    try:
+        asyncio.run(_run(spec))
+    except KvhiveError as error:
+        print(f"router: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _run(spec: RouterSpec) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def asked_to_stop(number: signal.Signals) -> None:
+        stop.set()
+        loop.remove_signal_handler(number)  # the next one ends the process by itself
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked_to_stop, number)
+
+    def ready(endpoints: RouterEndpoints) -> None:
+        ReadyRouter(grpc=endpoints.grpc, http=endpoints.http).save(Path(spec.ready_file))
+
+    options = RouterOptions(
+        config=parse_config(spec.config),
+        redis_url=spec.redis_url,
+        cluster_token=spec.cluster_token,
+        model_path=Path(spec.model_path),
+        model_name=spec.model_name,
+        model_identity=bytes.fromhex(spec.model_identity),
+        max_context=spec.max_context,
+        vocab_size=spec.vocab_size,
+        version=version("kvhive"),
+    )
+    await run_router(options, ready, stop)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,142 @@
+"""What `kvhive up` does around a start: reads the file, meets a cluster that is already there, and says
+where everything is."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+import yaml
+
+from kvhive.proto.config import ClusterConfig, load_config, parse_config, to_mapping
+from kvhive.proto.errors import ClusterError, ConfigError, KvhiveError
+from kvhive.scripts.client import RouterClient
+from kvhive.scripts.cluster_state import ClusterState, StateFolder
+from kvhive.scripts.launcher import bring_up
+from kvhive.scripts.owned_processes import is_alive
+from kvhive.scripts.progress import show_progress
+from kvhive.scripts.teardown import interrupts_ignored, tear_down
+
+DEFAULT_FILE = Path("cluster.yaml")
+_WATCH_S = 0.5
+_FOREGROUND_GRACE_S = 10.0
+
+
+def read_config(file: Path | None, name: str | None, overrides: Sequence[str]) -> ClusterConfig:
+    """Read the cluster file and apply `KEY=VALUE` overrides (values are YAML). Raises ConfigError."""
+    if file is None and not DEFAULT_FILE.exists():
+        config = ClusterConfig()
+    else:
+        path = file or DEFAULT_FILE
+        try:
+            config = load_config(path.read_text())
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from error
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+    section = to_mapping(config)
+    for override in overrides:
+        _apply(section, override)
+    if name is not None:
+        section["cluster"] = name
+    return parse_config(section)
+
+
+def run(config: ClusterConfig, folder: StateFolder, address: str, foreground: bool) -> None:
+    """Start the cluster unless it is up already. Raises KvhiveError; an interrupt leaves nothing."""
+    _raise_on_signals()
+    with folder.lock():
+        state = folder.load()
+        if state is not None and _is_up(state):
+            click.echo(f"cluster {folder.cluster!r} is already up (stop it with `kvhive down`)")
+            _say_where(state)
+            return
+        with show_progress(sys.stderr) as report:
+            if state is not None:
+                report("cleaning", "removing what an earlier start left")
+                with interrupts_ignored():
+                    tear_down(folder, state, grace_s=0.0)
+            try:
+                state = bring_up(config, folder, report, address)
+            finally:
+                if folder.load() is None:
+                    folder.remove()
+    click.echo(f"cluster {state.cluster!r} is up")
+    _say_where(state)
+    if foreground:
+        _stay(folder, state)
+
+
+def _apply(section: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals:
+        raise ConfigError(f"--set {override}: must be KEY=VALUE")
+    *parents, last = key.split(".")
+    place: Any = section
+    for parent in parents:
+        place = place.get(parent) if isinstance(place, dict) else None
+    if not isinstance(place, dict):
+        raise ConfigError(f"--set {override}: unknown key {key!r}")
+    try:
+        place[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {override}: not valid YAML") from error
+    if place[last] is None:
+        place[last] = ""
+
+
+def _is_up(state: ClusterState) -> bool:
+    """Whether the cluster serves. Raises ClusterError when it serves but has lost a part."""
+    if not state.ready or not is_alive(state.router):
+        return False
+    try:
+        with RouterClient(state.grpc) as client:
+            client.cluster()
+    except KvhiveError:
+        return False
+    lost = []
+    if state.ray is not None and state.ray.owned and not is_alive(state.ray.head):
+        lost.append("its Ray head")
+    if state.redis is not None and not is_alive(state.redis):
+        lost.append("its Redis")
+    if lost:
+        raise ClusterError(
+            f"cluster {state.cluster!r} is up but has lost {' and '.join(lost)}; run `kvhive down` first"
+        )
+    return True
+
+
+def _say_where(state: ClusterState) -> None:
+    named = "" if state.cluster == "default" else f" --cluster {state.cluster}"
+    click.echo(f"  gRPC    {state.grpc}   (kvhive.v1.Inference)")
+    click.echo(f"  HTTP    {state.http}   (OpenAI-compatible: {state.http}/v1)")
+    click.echo(f"  workers {', '.join(state.workers) or 'none'}")
+    click.echo(f"next: kvhive chat{named} 'Hello!' | kvhive status{named} | kvhive down{named}")
+
+
+def _stay(folder: StateFolder, state: ClusterState) -> None:
+    click.echo("Ctrl-C stops it")
+    try:
+        while folder.load() == state:
+            time.sleep(_WATCH_S)
+        click.echo("the cluster was stopped by another command")
+    except KeyboardInterrupt:
+        with interrupts_ignored(), folder.lock():
+            for line in tear_down(folder, state, _FOREGROUND_GRACE_S):
+                click.echo(line)
+
+
+def _raise_on_signals() -> None:
+    """Let a hang-up or SIGTERM end a start as Ctrl-C does: with everything removed."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, interrupt)

@@ -1,0 +1,157 @@
+"""The workers of one cluster, as Ray actors: started, watched until they serve, and stopped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import ray.exceptions
+
+from kvhive.proto.config import ClusterConfig
+from kvhive.proto.errors import ClusterError
+from kvhive.worker.actor import ActorStatus, Placement, create_worker, find_worker
+from kvhive.worker.server import WorkerOptions
+
+_POLL_S = 0.3
+_ASK_S = 2.0
+
+
+def worker_ids(count: int) -> tuple[str, ...]:
+    """Return the ids of a cluster's first workers."""
+    return tuple(f"w{number}" for number in range(1, count + 1))
+
+
+def choose_device(config: ClusterConfig) -> str:
+    """Resolve `workers.device: auto` by what Ray has. Raises ClusterError when GPUs are too few."""
+    workers = config.workers
+    gpus = int(ray.cluster_resources().get("GPU", 0))
+    device = workers.device if workers.device != "auto" else ("cuda" if gpus else "cpu")
+    if device == "cuda" and workers.device == "auto" and gpus < workers.count:
+        raise ClusterError(
+            f"workers.count is {workers.count} but Ray has {gpus} GPU(s), and each worker owns one: "
+            f"set workers.count: {gpus}, or workers.device: cpu"
+        )
+    return device
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What all workers of a cluster have in common."""
+
+    config: ClusterConfig
+    workers: tuple[str, ...]
+    device: str
+    model_path: str
+    model_name: str
+    redis_url: str
+    cluster_token: str
+    cores: int
+    """Cores that the workers share when all are on this machine; 0 when Ray places them."""
+
+    def options(self, worker_id: str) -> WorkerOptions:
+        """Compose what one worker is told."""
+        config, workers = self.config, self.config.workers
+        share = self.cores // len(self.workers) if self.cores else int(workers.num_cpus)
+        return WorkerOptions(
+            worker_id=worker_id,
+            cluster=config.cluster,
+            model_path=self.model_path,
+            model_name=self.model_name,
+            dtype=config.model.dtype,
+            device=self.device,
+            block_size=workers.block_size,
+            pool_tokens=workers.pool_tokens,
+            max_step_tokens=workers.max_step_tokens,
+            max_running=workers.max_running,
+            max_waiting=workers.max_waiting,
+            max_context=config.model.max_context,
+            threads=workers.threads or max(1, share),
+            host=workers.host,
+            cluster_salt=config.cache_salt,
+            redis_url=self.redis_url,
+            lease_s=config.redis.lease_s,
+            heartbeat_s=config.redis.heartbeat_s,
+            redis_timeout_s=config.redis.timeout_s,
+            cluster_token=self.cluster_token,
+        )
+
+
+def check_names_free(cluster: str, workers: Sequence[str]) -> None:
+    """Raise ClusterError when Ray already has an actor of such a name: it is somebody else's."""
+    for worker in workers:
+        if find_worker(cluster, worker) is not None:
+            raise ClusterError(
+                f"Ray already has a worker {worker!r} of a cluster {cluster!r}, started from elsewhere; "
+                "stop that one or choose another `cluster:` name"
+            )
+
+
+def start_workers(fleet: Fleet, environment: dict[str, str]) -> None:
+    """Create the actors; Ray places them when it has room."""
+    gpus = 1 if fleet.device == "cuda" else 0
+    placement = Placement(fleet.config.workers.num_cpus, gpus, environment)
+    for worker in fleet.workers:
+        create_worker(fleet.options(worker), placement)
+
+
+def wait_until_serving(
+    cluster: str, workers: Sequence[str], timeout_s: float, report: Callable[[str, str], None]
+) -> dict[str, ActorStatus]:
+    """Wait until every worker serves, reporting (worker, what it does) each time that changes.
+
+    Raises ClusterError when one fails, or has not come up after `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    status: dict[str, ActorStatus] = {}
+    while len(status) < len(workers):
+        for worker in workers:
+            if worker in status:
+                continue
+            answer = _ask(cluster, worker)
+            report(worker, answer["detail"] if answer else "waiting for a place in Ray")
+            if answer and answer["phase"] == "serving":
+                status[worker] = answer
+            elif answer and answer["phase"] in ("failed", "stopped"):
+                raise ClusterError(f"worker {worker}: {answer['detail']}")
+        if len(status) < len(workers):
+            if time.monotonic() > deadline:
+                missing = ", ".join(worker for worker in workers if worker not in status)
+                raise ClusterError(
+                    f"after {timeout_s:g} s not serving: {missing} (workers.start_timeout_s); "
+                    f"Ray's free resources: {_free_resources()}"
+                )
+            time.sleep(_POLL_S)
+    return status
+
+
+def stop_workers(cluster: str, workers: Sequence[str], grace_s: float) -> int:
+    """Let workers finish for `grace_s`, then end their actors for good. Returns how many there were."""
+    handles = [handle for worker in workers if (handle := find_worker(cluster, worker)) is not None]
+    stopping = [handle.stop.remote(grace_s) for handle in handles]
+    if stopping:
+        ray.wait(stopping, num_returns=len(stopping), timeout=grace_s + _ASK_S)
+    for handle in handles:
+        ray.kill(handle, no_restart=True)
+    return len(handles)
+
+
+def _ask(cluster: str, worker: str) -> ActorStatus | None:
+    handle = find_worker(cluster, worker)
+    if handle is None:
+        raise ClusterError(f"worker {worker}: its actor is gone")
+    question: Any = handle.status.remote()
+    try:
+        answer: ActorStatus = ray.get(question, timeout=_ASK_S)
+    except ray.exceptions.ActorDiedError as error:
+        raise ClusterError(f"worker {worker}: {str(error).strip().splitlines()[-1]}") from error
+    except (ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnavailableError):
+        return None
+    return answer
+
+
+def _free_resources() -> str:
+    free = ray.available_resources()
+    return ", ".join(f"{free.get(name, 0):g} {name}" for name in ("CPU", "GPU"))
