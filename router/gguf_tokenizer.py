@@ -145,12 +145,15 @@ def _sentencepiece(path: Path, words: list[str], fields: Mapping[str, GgufValue]
 def _build(
     path: Path, vocab: dict[str, int], merges: list[tuple[str, str]], *, byte_fallback: bool
 ) -> Tokenizer:
-    try:
-        return Tokenizer(
-            models.BPE(vocab=vocab, merges=merges, fuse_unk=byte_fallback, byte_fallback=byte_fallback)
-        )
-    except Exception as error:  # the library raises nothing narrower; it means a merge of unknown tokens
-        raise ModelError(f"{path}: tokenizer.ggml.merges do not fit the tokens: {error}") from error
+    for left, right in merges:
+        # Checked here because the library panics instead of raising.
+        if not (left in vocab and right in vocab and left + right in vocab):
+            raise ModelError(
+                f"{path}: tokenizer.ggml.merges joins {left!r} and {right!r} outside the vocabulary"
+            )
+    return Tokenizer(
+        models.BPE(vocab=vocab, merges=merges, fuse_unk=byte_fallback, byte_fallback=byte_fallback)
+    )
 
 
 def _pair(path: Path, merge: str) -> tuple[str, str]:

@@ -1,4 +1,8 @@
-"""A tokenizer from a Hugging Face directory: tokenizer.json, and what its neighbours add."""
+"""A tokenizer from a Hugging Face directory: tokenizer.json, and what its neighbours add.
+
+Whether a text gets BOS or EOS is tokenizer.json's word alone (its post-processor); `add_bos_token` in
+tokenizer_config.json is a leftover that transformers ignores beside it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from kvhive.proto.errors import ModelError
-from kvhive.router.tokenizer_parts import TokenizerParts, set_bos_eos
+from kvhive.router.tokenizer_parts import TokenizerParts
 
 _SPECIAL_NAMES = (
     "bos_token",
@@ -40,12 +44,6 @@ def load_hf_tokenizer(directory: Path) -> TokenizerParts:
     }
     special = {name: text for name in _SPECIAL_NAMES if (text := _token_text(config.get(name)))}
     _add_missing_tokens(tokenizer, config, special)
-    if "add_bos_token" in config or "add_eos_token" in config:
-        set_bos_eos(
-            tokenizer,
-            special.get("bos_token") if config.get("add_bos_token") else None,
-            special.get("eos_token") if config.get("add_eos_token") else None,
-        )
     ends = _ids(_read_json(directory / "generation_config.json").get("eos_token_id"))
     eos = tokenizer.token_to_id(special.get("eos_token", ""))
     if eos is not None:

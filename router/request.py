@@ -15,7 +15,7 @@ from kvhive.proto.errors import InvalidRequest
 ROLES = ("system", "user", "assistant")
 MAX_MESSAGES = 4096
 """Rendering is linear in messages; more than this is an error of the caller's, not a conversation."""
-MAX_TEMPERATURE = 100.0
+MAX_TEMPERATURE = 100
 MAX_TOP_K = 2**31 - 1
 MAX_SEED = 2**64 - 1
 MAX_STOPS = 16
@@ -224,7 +224,7 @@ def _check_chars(name: str, text: str, limit: int) -> None:
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:  # also refuses NaN and infinities
-        raise InvalidRequest(name, f"must be between {low:.20g} and {high:.20g}, is {_number(value)}")
+        raise InvalidRequest(name, f"must be between {low} and {high}, is {_number(value)}")
 
 
 def _number(value: float) -> str:

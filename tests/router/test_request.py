@@ -1,0 +1,140 @@
+"""Every limit of a request is enforced, and its message names the field, the limit and the value."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from kvhive.proto.errors import InvalidRequest
+from kvhive.router.request import (
+    ChatMessage,
+    ChatPrompt,
+    GenerateRequest,
+    Prompt,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+    check_prompt_length,
+    resolve_max_tokens,
+    validate_request,
+)
+
+VOCAB, CONTEXT = 1000, 8192
+
+
+def check(prompt: Prompt | None = None, sampling: SamplingParams | None = None, **fields: str) -> None:
+    request = GenerateRequest(prompt or TextPrompt("hi"), sampling or SamplingParams(), **fields)
+    validate_request(request, VOCAB, CONTEXT)
+
+
+def test_good_requests_pass() -> None:
+    check()
+    check(TokenPrompt((0, VOCAB - 1)))
+    check(TokenPrompt((1,) * (CONTEXT - 1)))
+    check(ChatPrompt((ChatMessage("system", ""), ChatMessage("user", "é\x00😀"))))
+    check(ChatPrompt((ChatMessage("user", "x"),) * 4096))
+    check(sampling=SamplingParams(max_tokens=CONTEXT, temperature=100, top_k=2**31 - 1, top_p=1e-9, min_p=1))
+    check(sampling=SamplingParams(seed=2**64 - 1, stop=("x" * 256,) * 16, stop_token_ids=(1,) * 64))
+    check(cache_salt="s" * 256, cache_key="k" * 256, request_id="r" * 128, model="any")
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        (SamplingParams(max_tokens=0), "max_tokens: must be between 1 and 8192, is 0"),
+        (SamplingParams(max_tokens=-1), "max_tokens: must be between 1 and 8192, is -1"),
+        (SamplingParams(max_tokens=10_000), "max_tokens: must be between 1 and 8192, is 10000"),
+        (
+            SamplingParams(max_tokens=10**400),
+            "max_tokens: must be between 1 and 8192, is an integer of 1329 bits",
+        ),
+        (SamplingParams(temperature=-0.5), "temperature: must be between 0 and 100, is -0.5"),
+        (SamplingParams(temperature=101), "temperature: must be between 0 and 100, is 101"),
+        (SamplingParams(temperature=math.nan), "temperature: must be between 0 and 100, is nan"),
+        (SamplingParams(temperature=math.inf), "temperature: must be between 0 and 100, is inf"),
+        (SamplingParams(top_p=math.nan), "top_p: must be between 0 and 1, is nan"),
+        (SamplingParams(top_p=0), "top_p: must be above 0 and at most 1, is 0"),
+        (SamplingParams(top_p=1.01), "top_p: must be between 0 and 1, is 1.01"),
+        (SamplingParams(min_p=-math.inf), "min_p: must be between 0 and 1, is -inf"),
+        (SamplingParams(top_k=-1), "top_k: must be between 0 and 2147483647, is -1"),
+        (SamplingParams(seed=2**64), f"seed: must be between 0 and {2**64 - 1}, is {2**64}"),
+        (SamplingParams(stop=("x",) * 17), "stop: must be at most 16 strings, is 17"),
+        (SamplingParams(stop=("a", "")), "stop[1]: must be 1 to 256 characters, is empty"),
+        (SamplingParams(stop=("x" * 257,)), "stop[0]: must be at most 256 characters, is 257"),
+        (
+            SamplingParams(stop=("\ud800",)),
+            "stop[0]: must be valid Unicode, has the lone surrogate U+D800 at 0",
+        ),
+        (SamplingParams(stop_token_ids=(1,) * 65), "stop_token_ids: must be at most 64 ids, is 65"),
+        (SamplingParams(stop_token_ids=(1, 1000)), "stop_token_ids[1]: must be between 0 and 999, is 1000"),
+    ],
+)
+def test_sampling_limits(sampling: SamplingParams, message: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check(sampling=sampling)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (TextPrompt(""), "text: must not be empty"),
+        (TextPrompt("ab\udfff"), "text: must be valid Unicode, has the lone surrogate U+DFFF at 2"),
+        (TokenPrompt(()), "token_ids: must not be empty"),
+        (TokenPrompt((1, 1000, 2)), "token_ids[1]: must be between 0 and 999, is 1000"),
+        (TokenPrompt((1, -5)), "token_ids[1]: must be between 0 and 999, is -5"),
+        (ChatPrompt(()), "messages: must not be empty"),
+        (ChatPrompt((ChatMessage("user", "x"),) * 4097), "messages: must be at most 4096 messages, is 4097"),
+        (
+            ChatPrompt((ChatMessage("user", "x"), ChatMessage("tool", "x"))),
+            "messages[1].role: must be one of system, user, assistant, is 'tool'",
+        ),
+        (
+            ChatPrompt((ChatMessage("user", "\ud83d"),)),
+            "messages[0].content: must be valid Unicode, has the lone surrogate U+D83D at 0",
+        ),
+    ],
+)
+def test_prompt_limits(prompt: Prompt, message: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check(prompt)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"cache_salt": "s" * 257}, "cache_salt"),
+        ({"cache_salt": "\udc00"}, "cache_salt"),
+        ({"cache_key": "k" * 257}, "cache_key"),
+        ({"request_id": "r" * 129}, "request_id"),
+        ({"request_id": "a b"}, "request_id"),
+        ({"request_id": "a\n"}, "request_id"),
+        ({"request_id": "é"}, "request_id"),
+        ({"model": "\ud800"}, "model"),
+    ],
+)
+def test_name_limits(fields: dict[str, str], field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check(**fields)
+    assert caught.value.field == field
+    str(caught.value).encode()
+
+
+def test_a_prompt_must_leave_room_for_output() -> None:
+    check_prompt_length("prompt", CONTEXT - 1, CONTEXT)
+    for tokens in (CONTEXT, CONTEXT + 1, 3 * CONTEXT):
+        with pytest.raises(InvalidRequest, match=f"8191 tokens.* context of 8192; has {tokens}"):
+            check_prompt_length("prompt", tokens, CONTEXT)
+    with pytest.raises(InvalidRequest, match="at least 1 token"):
+        check_prompt_length("prompt", 0, CONTEXT)
+
+
+def test_max_tokens_is_what_the_context_leaves() -> None:
+    assert resolve_max_tokens(20, None, CONTEXT) == CONTEXT - 20
+    assert resolve_max_tokens(CONTEXT - 1, None, CONTEXT) == 1
+    assert resolve_max_tokens(20, CONTEXT - 20, CONTEXT) == CONTEXT - 20
+    for asked in (0, -1, CONTEXT - 19, 10**9):
+        with pytest.raises(InvalidRequest, match=r"between 1 and 8172 .*context of 8192 .*prompt's 20\), is"):
+            resolve_max_tokens(20, asked, CONTEXT)
