@@ -43,20 +43,23 @@ def philox4x32(counter: torch.Tensor, key: int) -> torch.Tensor:
     return torch.stack((c0, c1, c2, c3), dim=-1)
 
 
-def gumbel_noise(
-    vocab_size: int, seed: int, position: int, device: torch.device | str = "cpu"
-) -> torch.Tensor:
-    """Return standard Gumbel noise for every token id at one position: [vocab_size] float64.
+def gumbel_noise(token_ids: torch.Tensor, seed: int, position: int) -> torch.Tensor:
+    """Return standard Gumbel noise for each token id at one position: [n] float64.
+
+    token_ids: [n] int64, ascending
 
     key = seed (64-bit), counter = (token_id >> 2, position, 0, 0), word = token_id & 3,
-    u = ((word >> 9) + 0.5) * 2⁻²³, which is never 0 or 1, noise = -log(-log u).
+    u = ((word >> 9) + 0.5) * 2⁻²³, which is never 0 or 1, noise = -log(-log u). A token's noise does not
+    depend on which others are asked for.
     Raises ValueError when the seed does not fit 64 bits or the position 32.
     """
     if not 0 <= position <= _MASK:
         raise ValueError(f"position: needs 32 bits, is {position}")
-    counter = torch.zeros(-(-vocab_size // _WORDS), _WORDS, dtype=torch.int64, device=device)
-    counter[:, 0] = torch.arange(counter.shape[0], device=device)
+    # Four neighbours share a counter, which is computed once.
+    blocks, block_of_token = torch.unique_consecutive(token_ids >> 2, return_inverse=True)
+    counter = blocks.new_zeros(blocks.shape[0], _WORDS)
+    counter[:, 0] = blocks
     counter[:, 1] = position
-    words = philox4x32(counter, seed).flatten()[:vocab_size]
+    words = philox4x32(counter, seed)[block_of_token, token_ids & 3]
     uniform = ((words >> 9).double() + 0.5) * 2.0**-23
     return -torch.log(-torch.log(uniform))

@@ -49,7 +49,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
 
     logits: [len(rows), vocab_size], any float dtype. A single -Inf forbids a token; NaN, +Inf or only -Inf
     raise NonFiniteLogits. Raises ValueError when shapes do not fit or a parameter is out of range.
-    One device sync for the batch when all rows are greedy, one more for each sampled row.
+    One device sync for the batch when all rows are greedy, a few more for each sampled row.
     """
     if logits.dim() != 2 or logits.shape[0] != len(rows):
         raise ValueError(f"logits: needs [{len(rows)}, vocab_size], is {tuple(logits.shape)}")
@@ -84,9 +84,9 @@ def _draw(logits: torch.Tensor, row: SamplingRow) -> int:
     wide = logits.double()
     # Relative to the largest, so that no temperature, however small, can overflow to Inf - Inf.
     scores = (wide - wide.max()) / row.temperature
-    keep = scores >= _threshold(scores, row)
-    noise = gumbel_noise(scores.shape[0], row.seed, row.position, scores.device)
-    return int((scores + noise).masked_fill(~keep, -torch.inf).argmax())
+    kept = torch.nonzero(scores >= _threshold(scores, row)).flatten()
+    noisy = scores[kept] + gumbel_noise(kept, row.seed, row.position)
+    return int(kept[noisy.argmax()])
 
 
 def _threshold(scores: torch.Tensor, row: SamplingRow) -> torch.Tensor:
