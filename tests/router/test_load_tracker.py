@@ -1,0 +1,52 @@
+"""The router's own view of load between two reports of a worker."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvhive.router.load_tracker import COLD_HALF_LIFE_S, LoadTracker
+
+
+def test_a_request_counts_until_its_first_token() -> None:
+    loads = LoadTracker()
+    loads.reserve("a", "w1", 100, now=10.0)
+    assert loads.queue_tokens("w1", reported=5, reported_at=9.0) == 105
+    assert loads.queue_tokens("w2", reported=5, reported_at=9.0) == 5
+    loads.first_token("a", now=11.0)
+    assert loads.queue_tokens("w1", reported=5, reported_at=9.0) == 5
+
+
+def test_a_report_that_contains_the_request_is_not_added_to() -> None:
+    loads = LoadTracker()
+    loads.reserve("a", "w1", 100, now=10.0)
+    assert loads.queue_tokens("w1", reported=100, reported_at=10.5) == 100
+    loads.first_token("a", now=11.0)
+    assert loads.queue_tokens("w1", reported=100, reported_at=10.5) == 0
+    assert loads.queue_tokens("w1", reported=0, reported_at=11.5) == 0
+
+
+def test_finishing_is_idempotent_and_frees_everything() -> None:
+    """Known fault 86: nothing is counted for ever, however a request ended."""
+    loads = LoadTracker()
+    for i in range(100):
+        loads.reserve(f"r{i}", "w1", 10, now=1.0)
+        loads.finish(f"r{i}")
+        loads.finish(f"r{i}")
+        loads.first_token(f"r{i}", now=2.0)
+    assert loads.in_flight("w1") == 0 and loads.queue_tokens("w1", 0, 0.0) == 0
+    assert not loads._reservations and not loads._worker_of
+
+
+def test_a_request_that_moves_counts_only_where_it_went() -> None:
+    loads = LoadTracker()
+    loads.reserve("a", "w1", 100, now=1.0)
+    loads.reserve("a", "w2", 100, now=2.0)
+    assert (loads.in_flight("w1"), loads.in_flight("w2")) == (0, 1)
+
+
+def test_recent_cold_work_fades() -> None:
+    loads = LoadTracker()
+    loads.reserve("a", "w1", 1000, now=0.0)
+    assert loads.recent_cold_tokens("w1", COLD_HALF_LIFE_S) == pytest.approx(500)
+    loads.drop("w1")
+    assert loads.recent_cold_tokens("w1", 0.0) == 0.0

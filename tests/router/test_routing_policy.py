@@ -1,0 +1,153 @@
+"""The decision: one cost in seconds, ties go home, and the whole comparison is kept."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvhive.router.routing_policy import Candidate, Decision, KvAwarePolicy, RouteReason, RouteRequest, Speed
+
+SPEED = Speed(step_base_s=0.01, per_token_s=0.001, per_attention_s=0.0, max_step_tokens=512)
+IDLE = Candidate(
+    worker_id="w1",
+    matched_blocks=0,
+    expected_blocks=0,
+    queue_tokens=0,
+    decoding=0,
+    speed=SPEED,
+    victim_age_s=None,
+    capacity_tokens=10_000,
+    recent_cold_tokens=0.0,
+)
+
+
+def worker(worker_id: str, **changes: object) -> Candidate:
+    matched = changes.get("matched_blocks", 0)
+    return replace(IDLE, worker_id=worker_id, **{"expected_blocks": matched, **changes})  # type: ignore[arg-type]
+
+
+def request(prompt_tokens: int = 640, home: bytes = b"home", keyed: bool = False) -> RouteRequest:
+    return RouteRequest(prompt_tokens, 16, 16, home, keyed)
+
+
+def decide(*candidates: Candidate, **kwargs: object) -> Decision:
+    decision = KvAwarePolicy().decide(request(**kwargs), candidates)  # type: ignore[arg-type]
+    assert decision is not None
+    return decision
+
+
+def test_an_idle_holder_of_the_prefix_wins() -> None:
+    decision = decide(worker("w1"), worker("w2", matched_blocks=32))
+    assert (decision.worker_id, decision.reason) == ("w2", RouteReason.PREFIX)
+
+
+def test_blocks_on_their_way_count_like_blocks_that_are_there() -> None:
+    decision = decide(worker("w1"), worker("w2", expected_blocks=32))
+    assert (decision.worker_id, decision.reason) == ("w2", RouteReason.PREFIX)
+
+
+def test_a_queue_longer_than_the_priced_prefill_sends_the_request_away() -> None:
+    """Known fault 66: a hot prefix gets a second home when its first costs more."""
+    busy = worker("w2", matched_blocks=32, queue_tokens=5000)
+    decision = decide(worker("w1"), busy)
+    assert (decision.worker_id, decision.reason) == ("w1", RouteReason.LOAD)
+    assert decide(worker("w1"), replace(busy, queue_tokens=500)).worker_id == "w2"
+
+
+def test_the_price_of_computing_rises_where_recent_blocks_are_evicted() -> None:
+    calm, pressed = (worker("w", victim_age_s=age) for age in (1e9, 0.0))
+    cost = {age: decide(c).costs[0] for age, c in (("calm", calm), ("pressed", pressed))}
+    assert cost["calm"].price == pytest.approx(2.0)
+    assert cost["pressed"].price == pytest.approx(7.0)
+    assert decide(worker("w")).costs[0].price == 2.0
+
+
+def test_a_cold_prompt_avoids_the_busy_worker_whatever_its_cache_holds() -> None:
+    """Known fault 65: least loaded, not smallest cache."""
+    for home in (b"a", b"b", b"c", b"d"):
+        decision = decide(worker("w1", queue_tokens=3000, decoding=4), worker("w2"), home=home)
+        assert decision.worker_id == "w2"
+
+
+def test_a_fully_cached_prompt_still_pays_for_its_last_token() -> None:
+    decision = decide(worker("w1", matched_blocks=40))
+    assert decision.costs[0].compute_s == pytest.approx(SPEED.prefill_s(1, 639))
+
+
+def test_equal_cold_prompts_meet_on_one_worker_and_unrelated_ones_spread() -> None:
+    workers = [worker(f"w{i}") for i in range(4)]
+    rng = random.Random(1)
+    homes = Counter(decide(*workers, home=rng.randbytes(16)).worker_id for _ in range(400))
+    assert min(homes.values()) > 60
+    assert len({decide(*workers, home=b"same").worker_id for _ in range(10)}) == 1
+
+
+def test_the_order_of_candidates_does_not_matter() -> None:
+    workers = [worker(f"w{i}", matched_blocks=i % 2 * 8) for i in range(6)]
+    rng, first = random.Random(2), decide(*[worker(f"w{i}", matched_blocks=i % 2 * 8) for i in range(6)])
+    for _ in range(20):
+        rng.shuffle(workers)
+        assert decide(*workers).worker_id == first.worker_id
+
+
+def test_membership_changes_move_only_the_keys_of_the_worker_that_left() -> None:
+    """Known fault 73."""
+    workers = [worker(f"w{i}") for i in range(3)]
+    keys = [f"key{i}".encode() for i in range(60)]
+    before = {key: decide(*workers, home=key, keyed=True).worker_id for key in keys}
+    without = {key: decide(*workers[:2], home=key, keyed=True).worker_id for key in keys}
+    assert all(without[key] == home for key, home in before.items() if home != "w2")
+    assert {key: decide(*workers, home=key, keyed=True).worker_id for key in keys} == before
+
+
+def test_a_home_with_more_than_its_share_of_cold_work_passes_a_newcomer_on() -> None:
+    home = decide(worker("w1"), worker("w2")).worker_id
+    loaded = [worker(w, recent_cold_tokens=2000.0 if w == home else 0.0) for w in ("w1", "w2")]
+    decision = decide(*loaded)
+    assert decision.worker_id != home and decision.reason is RouteReason.BALANCE
+    assert decide(*loaded, keyed=True).worker_id == home, "a cache_key stays at home"
+
+
+def test_groups_of_cold_prompts_give_every_worker_work() -> None:
+    """Four prefixes on two workers are never all at home on one of them."""
+    for seed in range(50):
+        rng, recent = random.Random(seed), {"w1": 0.0, "w2": 0.0}
+        for _ in range(4):
+            workers = [worker(w, recent_cold_tokens=tokens) for w, tokens in recent.items()]
+            recent[decide(*workers, home=rng.randbytes(16)).worker_id] += 640.0
+        assert min(recent.values()) >= 640.0
+
+
+def test_a_request_goes_only_where_it_can_fit() -> None:
+    decision = decide(worker("w1", capacity_tokens=600, matched_blocks=30), worker("w2", capacity_tokens=656))
+    assert (decision.worker_id, decision.reason, decision.too_small) == ("w2", RouteReason.ONLY, ("w1",))
+    assert KvAwarePolicy().decide(request(), [worker("w1", capacity_tokens=655)]) is None
+    assert KvAwarePolicy().decide(request(), []) is None
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 40), st.integers(0, 20_000), st.integers(0, 64), st.floats(0, 1e5)),
+        min_size=1,
+        max_size=8,
+    ),
+    st.binary(max_size=8),
+)
+def test_the_choice_is_never_much_worse_than_the_best(
+    rows: list[tuple[int, int, int, float]], home: bytes
+) -> None:
+    """At most 25 % or 2 ms above the cheapest, and every candidate is in the comparison."""
+    workers = [
+        worker(f"w{i}", matched_blocks=m, queue_tokens=q, decoding=d, victim_age_s=age)
+        for i, (m, q, d, age) in enumerate(rows)
+    ]
+    decision = decide(*workers, home=home)
+    costs = {cost.worker_id: cost.cost_s for cost in decision.costs}
+    assert len(costs) == len(rows)
+    best = min(costs.values())
+    assert costs[decision.worker_id] <= best + max(0.002, 0.25 * best) + 1e-9

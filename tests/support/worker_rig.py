@@ -1,0 +1,97 @@
+"""A whole worker but for its model: engine thread, real gRPC service on loopback, simulated runner."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import grpc
+
+from kvhive.proto.block_hash import BlockHash, pack_tokens, root_hash
+from kvhive.proto.index_schema import WorkerState
+from kvhive.proto.kv_events import KvEvent
+from kvhive.proto.transport import CLUSTER_TOKEN_KEY
+from kvhive.proto.v1 import worker_pb2, worker_pb2_grpc
+from kvhive.worker.block_pool import BlockPool
+from kvhive.worker.engine import Engine, EngineHooks
+from kvhive.worker.kv_cache_manager import KvCacheManager
+from kvhive.worker.scheduler import Scheduler, SchedulerLimits
+from kvhive.worker.service import ClusterTokenGuard, WorkerService
+from kvhive.worker.simulated_runner import SimulatedRunner
+
+TOKEN = "a cluster token"
+METADATA = ((CLUSTER_TOKEN_KEY, TOKEN),)
+
+
+@dataclass
+class WorkerRig:
+    """A running worker and a stub to it."""
+
+    worker_id: str
+    address: str
+    server: grpc.aio.Server
+    service: WorkerService
+    engine: Engine
+    pool: BlockPool
+    runner: SimulatedRunner
+    channel: grpc.aio.Channel
+    events: list[KvEvent] = field(default_factory=list)
+
+    @property
+    def stub(self) -> worker_pb2_grpc.WorkerStub:
+        return worker_pb2_grpc.WorkerStub(self.channel)
+
+    def request(self, request_id: str, tokens: Iterable[int], max_tokens: int = 4, **fields: object) -> worker_pb2.WorkerGenerateRequest:
+        sampling = worker_pb2.WorkerSampling(max_tokens=max_tokens, top_p=1.0)
+        return worker_pb2.WorkerGenerateRequest(
+            worker_id=self.worker_id, request_id=request_id, token_ids=pack_tokens(tokens), sampling=sampling, **fields
+        )
+
+    async def generate(self, request: worker_pb2.WorkerGenerateRequest) -> list[worker_pb2.WorkerGenerateResponse]:
+        return [r async for r in self.stub.Generate(request, metadata=METADATA)]
+
+    async def idle(self, within_s: float = 3.0) -> None:
+        """Wait until no block is live; fail when it takes longer."""
+        deadline = time.monotonic() + within_s
+        while self.engine.load.blocks_live or self.engine.load.waiting or self.service.open_streams:
+            assert time.monotonic() < deadline, f"still busy: {self.engine.load}"
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def running_worker(
+    worker_id: str = "w1",
+    blocks: int = 256,
+    block_size: int = 4,
+    step_s: float = 0.0,
+    root: BlockHash = root_hash(b"a model"),
+    max_waiting: int = 64,
+    on_engine_error: object = None,
+) -> AsyncIterator[WorkerRig]:
+    """Start a worker on a free loopback port and stop it at the end."""
+    pool = BlockPool(blocks)
+    manager = KvCacheManager(pool, block_size, root, time.monotonic)
+    runner = SimulatedRunner(blocks, block_size, on_step=lambda tokens, pairs: time.sleep(step_s))
+    service = WorkerService(worker_id, runner.shape)
+    events: list[KvEvent] = []
+    scheduler = Scheduler(manager, SchedulerLimits(64, 8, max_waiting))
+    engine = Engine(runner, scheduler, EngineHooks(service.deliver, events.extend), time.monotonic)
+    service.attach(engine, lambda: 1)
+    service.state = WorkerState.SERVING
+    thread = threading.Thread(target=engine.run, daemon=True)
+    thread.start()
+    server = grpc.aio.server(interceptors=[ClusterTokenGuard(TOKEN)])
+    worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    async with grpc.aio.insecure_channel(address) as channel:
+        try:
+            yield WorkerRig(worker_id, address, server, service, engine, pool, runner, channel, events)
+        finally:
+            engine.stop()
+            await asyncio.to_thread(thread.join, 5)
+            await server.stop(0)

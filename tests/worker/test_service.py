@@ -1,0 +1,180 @@
+"""kvhive.v1.Worker over a real connection: streams, refusals, cancellations, and blocks back at rest."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import grpc
+import pytest
+from worker_rig import METADATA, WorkerRig, running_worker
+
+from kvhive.proto.index_schema import WorkerState
+from kvhive.proto.v1 import worker_pb2
+
+
+def tokens_of(responses: list[worker_pb2.WorkerGenerateResponse]) -> list[int]:
+    return [token for response in responses for token in response.token_ids]
+
+
+def oracle(worker: WorkerRig, prompt: list[int], length: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(length):
+        tokens.append(worker.runner.next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+async def refusal(worker: WorkerRig, request: worker_pb2.WorkerGenerateRequest) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await worker.generate(request)
+    return error.value.code(), error.value.details() or ""
+
+
+async def test_a_stream_carries_every_token_once_and_says_what_was_cached() -> None:
+    async with running_worker() as worker:
+        prompt = list(range(10))
+        for request_id, cached in (("a", 0), ("b", 8)):
+            responses = await worker.generate(worker.request(request_id, prompt, 6))
+            assert tokens_of(responses) == oracle(worker, prompt, 6)
+            assert responses[0].cached_tokens == cached
+            assert all(not r.HasField("cached_tokens") for r in responses[1:])
+            assert responses[-1].HasField("finished") and not responses[-1].finished.stopped
+        await worker.idle()
+
+
+async def test_a_resumed_stream_goes_on_where_the_first_one_stopped() -> None:
+    async with running_worker() as worker:
+        prompt = [5, 6, 7]
+        whole = tokens_of(await worker.generate(worker.request("a", prompt, 8)))
+        rest = await worker.generate(worker.request("b", prompt + whole[:3], 5, resumed_tokens=3))
+        assert whole[:3] + tokens_of(rest) == whole
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"token_ids": b""}, "token_ids: must not be empty"),
+        ({"token_ids": b"abc"}, "token_ids: 3 bytes is not a multiple of 4"),
+        ({"token_ids": b"\xff\xff\xff\xff"}, "token_ids: must be below the vocabulary size 1000, is 4294967295 at 0"),
+        ({"request_id": ""}, "request_id: must have 1 to 128 characters, has 0"),
+        ({"cache_salt": "x" * 257}, "cache_salt: must have at most 256 characters, has 257"),
+        ({"resumed_tokens": 3}, "resumed_tokens: must be below the 3 token ids, is 3"),
+        ({"sampling": worker_pb2.WorkerSampling(top_p=1)}, "max_tokens: must be at least 1, is 0"),
+        ({"sampling": worker_pb2.WorkerSampling(top_p=1, max_tokens=8190)}, "context of 8192, are 8193"),
+        ({"sampling": worker_pb2.WorkerSampling(top_p=1, max_tokens=1022)}, "need 1025 tokens of KV, the worker's pool holds 1024"),
+        ({"sampling": worker_pb2.WorkerSampling(top_p=0, max_tokens=1)}, "top_p: must be between"),
+        ({"sampling": worker_pb2.WorkerSampling(top_p=1, max_tokens=1, temperature=float("nan"))}, "temperature: must be between 0 and 100, is nan"),
+        ({"sampling": worker_pb2.WorkerSampling(top_p=1, max_tokens=1, temperature=float("inf"))}, "temperature"),
+        ({"sampling": worker_pb2.WorkerSampling(top_p=1, max_tokens=1, min_p=-1)}, "min_p: must be between 0 and 1, is -1"),
+    ],
+)
+async def test_bad_input_is_named_and_the_worker_keeps_serving(change: dict[str, object], message: str) -> None:
+    async with running_worker() as worker:
+        request = worker.request("bad", [1, 2, 3])
+        for name, value in change.items():
+            if isinstance(value, worker_pb2.WorkerSampling):
+                request.sampling.CopyFrom(value)
+            else:
+                setattr(request, name, value)
+        code, details = await refusal(worker, request)
+        assert code is grpc.StatusCode.INVALID_ARGUMENT and message in details
+        assert len(tokens_of(await worker.generate(worker.request("good", [1, 2, 3])))) == 4
+        await worker.idle()
+
+
+async def test_calls_without_the_clusters_token_are_refused() -> None:
+    async with running_worker() as worker:
+        for metadata in ((), (("kvhive-cluster-token", "wrong"),)):
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                async for _ in worker.stub.Generate(worker.request("a", [1]), metadata=metadata):
+                    pass
+            assert error.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await worker.stub.GetStatus(worker_pb2.GetStatusRequest())
+        assert error.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_request_for_another_worker_is_refused() -> None:
+    """A port that was reused is never mistaken for the worker that had it."""
+    async with running_worker() as worker:
+        request = worker.request("a", [1])
+        request.worker_id = "w9"
+        code, details = await refusal(worker, request)
+        assert code is grpc.StatusCode.FAILED_PRECONDITION and "'w9'" in details and "'w1'" in details
+
+
+async def test_a_draining_worker_refuses_new_requests_and_still_reports() -> None:
+    async with running_worker() as worker:
+        worker.service.state = WorkerState.DRAINING
+        code, _ = await refusal(worker, worker.request("a", [1]))
+        assert code is grpc.StatusCode.UNAVAILABLE
+        status = await worker.stub.GetStatus(worker_pb2.GetStatusRequest(), metadata=METADATA)
+        assert status.blocks_free == status.blocks_total == 256
+
+
+async def test_cancelled_streams_leave_nothing_behind() -> None:
+    """Known faults 78 and 93: cancelled at random moments, 20 at a time; then the worker is as good as new."""
+    rng = random.Random(7)
+    async with running_worker(step_s=0.001, max_waiting=1000) as worker:
+
+        async def one(i: int) -> None:
+            call = worker.stub.Generate(worker.request(f"r{i}", [i % 900, 1, 2], 50), metadata=METADATA)
+            reader = asyncio.create_task(call.read())
+            await asyncio.sleep(rng.uniform(0, 0.05))
+            call.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+
+        for start in range(0, 200, 20):
+            await asyncio.gather(*(one(i) for i in range(start, start + 20)))
+        await worker.idle()
+        assert len(tokens_of(await worker.generate(worker.request("after", [1, 2])))) == 4
+
+
+async def test_a_request_that_waits_too_long_for_its_first_token_is_given_up() -> None:
+    async with running_worker(step_s=0.05) as worker:
+        request = worker.request("a", range(600), 4, queue_timeout_s=0.1)
+        code, details = await refusal(worker, request)
+        assert code is grpc.StatusCode.DEADLINE_EXCEEDED and "no first token within 0.1 s" in details
+        await worker.idle()
+
+
+async def test_the_same_request_id_twice_at_once_is_refused() -> None:
+    async with running_worker(step_s=0.01) as worker:
+        first = asyncio.create_task(worker.generate(worker.request("same", [1], 20)))
+        await asyncio.sleep(0.05)
+        code, _ = await refusal(worker, worker.request("same", [1], 20))
+        assert code is grpc.StatusCode.ALREADY_EXISTS
+        assert len(tokens_of(await first)) == 20
+
+
+async def test_clearing_the_cache_of_an_idle_worker_takes_effect_at_once() -> None:
+    """Known fault 55: without waiting for traffic, and told to the index."""
+    async with running_worker() as worker:
+        await worker.generate(worker.request("a", range(20)))
+        await worker.idle()
+        cleared = await worker.stub.ClearCache(worker_pb2.ClearCacheRequest(), metadata=METADATA)
+        assert cleared.cleared_blocks == 5
+        await worker.idle()
+        assert worker.engine.load.blocks_free == 256
+        assert sum(event.cause is not None for event in worker.events) == 5
+        assert (await worker.generate(worker.request("b", range(20))))[0].cached_tokens == 0
+
+
+async def test_a_slow_reader_holds_no_more_than_its_own_tokens() -> None:
+    """Known fault 42: its stream finishes in the engine and frees its blocks long before it is read."""
+    async with running_worker() as worker:
+        responses = aiter(worker.stub.Generate(worker.request("slow", [1, 2], 500), metadata=METADATA))
+        first = await anext(responses)
+        await asyncio.sleep(0.5)
+        assert worker.engine.load.blocks_live == 0
+        assert len(tokens_of([first, *[r async for r in responses]])) == 500
+
+
+async def test_a_failing_engine_gives_every_stream_a_retryable_error() -> None:
+    async with running_worker(step_s=0.01) as worker:
+        stream = asyncio.create_task(worker.generate(worker.request("a", [1], 500)))
+        await asyncio.sleep(0.1)
+        worker.engine.stop()
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await stream
+        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
