@@ -56,7 +56,7 @@ class WorkersConfig:
     max_waiting: int = 256
     """Most requests waiting for admission; one more is refused with RESOURCE_EXHAUSTED."""
     host: str = "127.0.0.1"
-    """Address the worker's gRPC service binds; `node` means the node's own IP, for clusters of many machines."""
+    """Address the worker's gRPC service binds; `node` means the node's own IP, for many machines."""
     start_timeout_s: float = 300.0
     """How long `kvhive up` waits for a worker to load its model."""
 
@@ -238,5 +238,5 @@ def _check(config: ClusterConfig) -> None:
     loopback = config.router.host == "localhost" or config.router.host.startswith("127.")
     if not loopback and not config.router.allow_remote:
         raise ConfigError(
-            f"router.host: {config.router.host!r} is beyond loopback; set router.allow_remote: true to mean it"
+            f"router.host: {config.router.host!r} is beyond loopback; router.allow_remote: true allows it"
         )

@@ -1,13 +1,13 @@
 """The errors that cross a room's border. Foreign errors are translated into these at one edge.
 
-    KvhiveError
-    ├── InvalidRequest        the caller's fault: names the field, the limit and the value
-    ├── Unavailable           retry later or elsewhere: no worker, a lost worker, a shutting-down server
-    ├── Overloaded            a bounded queue is full; retry after a while
-    ├── TimedOut              a stated bound on waiting has passed
-    ├── ConfigError           cluster.yaml is wrong
-    ├── ModelError            a model file is missing, damaged or of an unsupported architecture
-    └── ClusterError          the cluster is not there, or could not be started
+KvhiveError
+├── InvalidRequest        the caller's fault: names the field, the limit and the value
+├── Unavailable           retry later or elsewhere: no worker, a lost worker, a shutting-down server
+├── Overloaded            a bounded queue is full; retry after a while
+├── TimedOut              a stated bound on waiting has passed
+├── ConfigError           cluster.yaml is wrong
+├── ModelError            a model file is missing, damaged or of an unsupported architecture
+└── ClusterError          the cluster is not there, or could not be started
 """
 
 from __future__ import annotations

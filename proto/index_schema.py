@@ -3,7 +3,7 @@
     kvhive:{cluster}:workers               ZSET    worker id -> lease deadline, ms of Redis' own clock
     kvhive:{cluster}:worker:<id>           HASH    the fields of WorkerRecord; expires with the lease
     kvhive:{cluster}:blocks:<id>:<epoch>   SET     16-byte keys of the blocks this worker holds now
-    kvhive:{cluster}:events:<id>:<epoch>   STREAM  EventBatch per entry, explicit ids `<epoch>-<seq>`, seq from 1
+    kvhive:{cluster}:events:<id>:<epoch>   STREAM  EventBatch per entry, ids `<epoch>-<seq>`, seq from 1
 
 The braces are literal: they are a Redis Cluster hash tag, so that one script may touch all keys of a
 cluster. Deadlines are on Redis' clock, so workers' and routers' clocks need not agree. An epoch is Redis'
@@ -132,7 +132,7 @@ class WorkerRecord:
 
     @classmethod
     def from_fields(cls, raw: dict[bytes, bytes]) -> WorkerRecord:
-        """Parse a HASH. Raises ValueError when a field is missing or malformed; unknown fields are ignored."""
+        """Parse a HASH, ignoring unknown fields. Raises ValueError when one is missing or malformed."""
         try:
             text = {name.decode(): value.decode() for name, value in raw.items()}
             numbers = json.loads(text["load"])

@@ -53,6 +53,4 @@ def unpack_keys(packed: bytes) -> tuple[BlockKey, ...]:
     """Split concatenated keys. Raises ValueError when the length is not a multiple of 16."""
     if len(packed) % BLOCK_KEY_BYTES:
         raise ValueError(f"packed keys: {len(packed)} bytes is not a multiple of {BLOCK_KEY_BYTES}")
-    return tuple(
-        BlockKey(packed[i : i + BLOCK_KEY_BYTES]) for i in range(0, len(packed), BLOCK_KEY_BYTES)
-    )
+    return tuple(BlockKey(packed[i : i + BLOCK_KEY_BYTES]) for i in range(0, len(packed), BLOCK_KEY_BYTES))

@@ -168,18 +168,14 @@ def _dispatcher(
         queue_timeout_s=config.router.queue_timeout_s,
     )
     preparer = PromptPreparer(tokenizer, root, block_size, executor)
-    return Dispatcher(
-        model, (tokenizer, preparer), (state, placer), workers, limits, metrics, time.monotonic
-    )
+    return Dispatcher(model, (tokenizer, preparer), (state, placer), workers, limits, metrics, time.monotonic)
 
 
 def _grpc_server(
     options: RouterOptions, dispatcher: Dispatcher, view: ClusterView
 ) -> tuple[grpc.aio.Server, health.HealthServicer]:
     limit = options.config.router.max_request_bytes
-    server = grpc.aio.server(
-        options=[*_KEEPALIVE_OPTIONS, ("grpc.max_receive_message_length", limit)]
-    )
+    server = grpc.aio.server(options=[*_KEEPALIVE_OPTIONS, ("grpc.max_receive_message_length", limit)])
     service = InferenceService(dispatcher, view.describe)
     inference_pb2_grpc.add_InferenceServicer_to_server(service, server)
     health_service = health.HealthServicer()

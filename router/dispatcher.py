@@ -91,7 +91,9 @@ class Dispatcher:
 
     async def tokenize(self, prompt: Prompt, model: str = "") -> list[int]:
         """Return the token ids that `generate` would compute. Raises InvalidRequest."""
-        validate_request(GenerateRequest(prompt, model=model), self._model.vocab_size, self._model.max_context)
+        validate_request(
+            GenerateRequest(prompt, model=model), self._model.vocab_size, self._model.max_context
+        )
         self._check_model(model)
         return await self._preparer.tokenize(prompt)
 
@@ -99,7 +101,9 @@ class Dispatcher:
         """See Frontend."""
         if self._in_flight >= self._limits.max_concurrent:
             self._metrics.refused("overloaded")
-            raise Overloaded(f"{self._in_flight} requests are in flight, the limit is {self._limits.max_concurrent}")
+            raise Overloaded(
+                f"{self._in_flight} requests are in flight, the limit is {self._limits.max_concurrent}"
+            )
         self._in_flight += 1
         try:
             generation = await self._prepare(request)
@@ -164,7 +168,7 @@ class Dispatcher:
         self._metrics.failed_over(placement.worker_id)
         if generation.failovers > self._limits.max_failovers:
             raise Unavailable(
-                f"the stream lost {generation.failovers} workers, the limit is {self._limits.max_failovers}; retry"
+                f"the stream lost {generation.failovers} workers, the limit is {self._limits.max_failovers}"
             ) from error
         try:
             return self._place(generation)
@@ -176,7 +180,9 @@ class Dispatcher:
     ) -> AsyncGenerator[GenerationEvent, None]:
         """Stream from one worker to the end. Raises WorkerLost with what arrived kept in the generation."""
         output = generation.output
-        async with aclosing(self._workers.generate(placement.address, self._wire(generation, placement))) as stream:
+        async with aclosing(
+            self._workers.generate(placement.address, self._wire(generation, placement))
+        ) as stream:
             async for message in stream:
                 if generation.cached_tokens is None:
                     generation.cached_tokens = message.cached_tokens

@@ -1,4 +1,4 @@
-"""kvhive.v1.Inference over gRPC: translates messages to and from the Frontend's words, and errors to statuses."""
+"""kvhive.v1.Inference over gRPC: translates messages for the Frontend, and errors to statuses."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._frontend = frontend
         self._cluster = cluster
 
-    async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:  # noqa: N802
+    async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
         """Stream one generation; a client that goes away cancels it."""
         try:
             async with aclosing(self._frontend.generate(_request(request))) as events:
@@ -49,19 +49,21 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         except KvhiveError as error:
             await context.abort(_status(error), str(error))
 
-    async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:  # noqa: N802
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
         """Tokenise text or chat."""
         try:
-            return pb.TokenizeResponse(token_ids=await self._frontend.tokenize(_prompt(request), request.model))
+            return pb.TokenizeResponse(
+                token_ids=await self._frontend.tokenize(_prompt(request), request.model)
+            )
         except KvhiveError as error:
             await context.abort(_status(error), str(error))
             raise
 
-    async def GetCluster(self, request: pb.GetClusterRequest, context: Any) -> pb.GetClusterResponse:  # noqa: N802
+    async def GetCluster(self, request: pb.GetClusterRequest, context: Any) -> pb.GetClusterResponse:
         """Describe the cluster as this router sees it."""
         return self._cluster()
 
-    async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:  # noqa: N802
+    async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
         """List the models that can be named."""
         return pb.ListModelsResponse(
             models=[

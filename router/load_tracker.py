@@ -22,7 +22,7 @@ class _Reservation:
 
 
 class LoadTracker:
-    """Requests in flight from this router, and recent cold work per worker. Bounded by the requests in flight."""
+    """This router's requests in flight, and recent cold work per worker. Bounded by what is in flight."""
 
     def __init__(self) -> None:
         self._worker_of: dict[str, str] = {}

@@ -33,7 +33,9 @@ class PreparedPrompt:
 class PromptPreparer:
     """Tokenises and hashes for one model. `prepare` runs in the given executor."""
 
-    def __init__(self, tokenizer: TextTokenizer, root: BlockHash, block_size: int, executor: Executor) -> None:
+    def __init__(
+        self, tokenizer: TextTokenizer, root: BlockHash, block_size: int, executor: Executor
+    ) -> None:
         self._tokenizer = tokenizer
         self._root = root
         self._block_size = block_size
@@ -65,7 +67,7 @@ class PromptPreparer:
         if keyed:
             named = b"key" + extras + b"|" + request.cache_key.encode()
         elif keys:
-            named = b"blocks" + keys[: HOME_BLOCKS][-1]
+            named = b"blocks" + keys[:HOME_BLOCKS][-1]
         else:
             named = b"tokens" + extras + b"|" + packed
         return PreparedPrompt(tuple(tokens), packed, keys, hashlib.blake2b(named).digest(), keyed)

@@ -39,7 +39,9 @@ def main() -> int:
     """Write the generated files, or with --check compare them with what is committed."""
     with tempfile.TemporaryDirectory() as folder:
         generated = generate(Path(folder))
-    stale = [n for n, text in generated.items() if not (SOURCES / n).exists() or (SOURCES / n).read_text() != text]
+    stale = [
+        n for n, text in generated.items() if not (SOURCES / n).exists() or (SOURCES / n).read_text() != text
+    ]
     if "--check" in sys.argv[1:]:
         for name in stale:
             print(f"proto/v1/{name} is not what protoc makes of the .proto files", file=sys.stderr)

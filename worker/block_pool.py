@@ -44,7 +44,7 @@ class PoolUsage:
 
 
 class BlockPool:
-    """Fixed blocks, a free queue, an LRU queue of cached blocks, and a hash map. O(1) per block everywhere."""
+    """Fixed blocks, a free queue, an LRU queue of cached blocks, and a hash map. O(1) per block."""
 
     def __init__(self, num_blocks: int) -> None:
         self.blocks = [Block(i) for i in range(num_blocks)]

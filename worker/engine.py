@@ -44,7 +44,7 @@ class EngineHooks:
 
 
 class Engine:
-    """Runs sequences to their end. `submit`, `cancel`, `clear_cache`, `load` and `stop` may be called anywhere."""
+    """Runs sequences to their end. `submit`, `cancel`, `clear_cache`, `load`, `stop`: from any thread."""
 
     def __init__(
         self, runner: ModelRunner, scheduler: Scheduler, hooks: EngineHooks, clock: Callable[[], float]

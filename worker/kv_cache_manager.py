@@ -57,7 +57,7 @@ class KvCacheManager:
             seq.cached_tokens = seq.num_computed
 
     def grow(self, seq: Sequence, num_tokens: int) -> bool:
-        """Extend the block table to hold `num_tokens` more computed tokens; False when the pool is exhausted."""
+        """Extend the block table by room for `num_tokens` tokens; False when the pool is exhausted."""
         missing = self.blocks_for(seq.num_computed + num_tokens) - len(seq.block_table)
         if missing > self.pool.available:
             return False

@@ -48,7 +48,8 @@ def _tokens(request: worker_pb2.WorkerGenerateRequest, shape: ModelShape) -> lis
     if max(tokens) >= shape.vocab_size:
         index = next(i for i, token in enumerate(tokens) if token >= shape.vocab_size)
         raise InvalidRequest(
-            "token_ids", f"must be below the vocabulary size {shape.vocab_size}, is {tokens[index]} at {index}"
+            "token_ids",
+            f"must be below the vocabulary size {shape.vocab_size}, is {tokens[index]} at {index}",
         )
     return tokens
 

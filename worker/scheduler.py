@@ -86,7 +86,9 @@ class Scheduler:
                 f"{seq.max_total} tokens of KV, the worker's pool holds {capacity}",
             )
         if len(self.waiting) >= self.limits.max_waiting:
-            raise Overloaded(f"{len(self.waiting)} requests are waiting, the limit is {self.limits.max_waiting}")
+            raise Overloaded(
+                f"{len(self.waiting)} requests are waiting, the limit is {self.limits.max_waiting}"
+            )
         self.waiting.append(seq)
 
     def cancel(self, seq: Sequence) -> None:
@@ -171,7 +173,8 @@ class Scheduler:
     def _reserved(self) -> int:
         """Blocks that admitted sequences still need to finish what they have, so that nobody takes them."""
         return sum(
-            max(0, self.manager.blocks_for(len(seq.tokens) + 1) - len(seq.block_table)) for seq in self.running
+            max(0, self.manager.blocks_for(len(seq.tokens) + 1) - len(seq.block_table))
+            for seq in self.running
         )
 
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:

@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from redis.backoff import NoBackoff
 from kvhive.proto.block_hash import root_hash
 from kvhive.proto.errors import Unavailable
 from kvhive.proto.index_schema import IndexKeys, LoadReport, WorkerRecord, WorkerState
+from kvhive.proto.kv_events import KvEvent
 from kvhive.proto.transport import MAX_MESSAGE_BYTES
 from kvhive.proto.v1 import worker_pb2_grpc
 from kvhive.worker.block_pool import BlockPool
@@ -159,10 +160,10 @@ class WorkerServer:
         pool = BlockPool(options.pool_tokens // options.block_size)
         manager = KvCacheManager(pool, options.block_size, root, time.monotonic)
         limits = SchedulerLimits(options.max_step_tokens, options.max_running, options.max_waiting)
-        hooks = EngineHooks(self._service.deliver, lambda events: self._publish(events))
+        hooks = EngineHooks(self._service.deliver, self._publish)
         return Engine(runner, Scheduler(manager, limits), hooks, time.monotonic)
 
-    def _publish(self, events: Any) -> None:
+    def _publish(self, events: Iterable[KvEvent]) -> None:
         assert self._publisher is not None
         self._publisher.add(events)
 
@@ -219,7 +220,8 @@ class WorkerServer:
             self._service.state = WorkerState.DRAINING
         if self._publisher is not None:
             await self._publisher.set_state(WorkerState.DRAINING)
-        await self._drain(grace_s)
+        if self._service is not None:
+            await self._service.wait_idle(grace_s)
         if self._engine is not None:
             self._engine.stop()
         if self._engine_thread is not None:
@@ -233,11 +235,6 @@ class WorkerServer:
             await self._grpc.stop(1.0)
         if self._redis is not None:
             await self._redis.aclose()
-
-    async def _drain(self, grace_s: float) -> None:
-        deadline = time.monotonic() + grace_s
-        while self._service and self._service.open_streams and time.monotonic() < deadline:
-            await asyncio.sleep(0.05)
 
     def _run_engine(self) -> None:
         assert self._engine is not None

@@ -27,7 +27,7 @@ CLEAR_CACHE_TIMEOUT_S = 30.0
 _STATUS = {InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT, Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED}
 
 
-class ClusterTokenGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class ClusterTokenGuard(grpc.aio.ServerInterceptor):
     """Refuses calls that do not carry the cluster's token."""
 
     def __init__(self, token: str) -> None:
@@ -61,6 +61,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._epoch: Callable[[], int] = lambda: 0
         self._engine: Engine | None = None
         self._streams: dict[str, asyncio.Queue[Output]] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._loop = asyncio.get_running_loop()
 
     def attach(self, engine: Engine, epoch: Callable[[], int]) -> None:
@@ -73,12 +75,20 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._distribute, outputs)
 
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until no stream is open; False when that takes longer than `timeout_s`."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
     @property
     def open_streams(self) -> int:
         """Requests that have not ended yet."""
         return len(self._streams)
 
-    async def Generate(  # noqa: N802 - the name of the RPC
+    async def Generate(
         self, request: worker_pb2.WorkerGenerateRequest, context: Any
     ) -> AsyncIterator[worker_pb2.WorkerGenerateResponse]:
         """Stream one request. The engine holds at most max_tokens outputs for a slow reader."""
@@ -88,9 +98,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         except InvalidRequest as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         if seq.request_id in self._streams:
-            await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"request_id: {seq.request_id!r} is running here")
+            await context.abort(
+                grpc.StatusCode.ALREADY_EXISTS, f"request_id: {seq.request_id!r} is running here"
+            )
         queue: asyncio.Queue[Output] = asyncio.Queue()  # bounded by the request's own max_tokens
         self._streams[seq.request_id] = queue
+        self._idle.clear()
         engine.submit(seq)
         try:
             first, timeout = True, request.queue_timeout_s or None
@@ -114,9 +127,11 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         finally:
             # Also when the client has gone: the generator is closed then. Ending twice does no harm.
             del self._streams[seq.request_id]
+            if not self._streams:
+                self._idle.set()
             engine.cancel(seq.request_id)
 
-    async def GetStatus(  # noqa: N802
+    async def GetStatus(
         self, request: worker_pb2.GetStatusRequest, context: Any
     ) -> worker_pb2.GetStatusResponse:
         """Report the accounting as of the end of the last step."""
@@ -137,15 +152,19 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             pid=os.getpid(),
         )
 
-    async def ClearCache(  # noqa: N802
+    async def ClearCache(
         self, request: worker_pb2.ClearCacheRequest, context: Any
     ) -> worker_pb2.ClearCacheResponse:
         """Forget every cached block that no request is using."""
         engine = await self._ready_engine("", context, draining_too=True)
         cleared: asyncio.Future[int] = self._loop.create_future()
 
+        def settle(count: int) -> None:
+            if not cleared.done():  # else the caller has gone
+                cleared.set_result(count)
+
         def done(count: int) -> None:
-            self._loop.call_soon_threadsafe(lambda: cleared.done() or cleared.set_result(count))
+            self._loop.call_soon_threadsafe(settle, count)
 
         engine.clear_cache(done)
         count = await asyncio.wait_for(cleared, CLEAR_CACHE_TIMEOUT_S)

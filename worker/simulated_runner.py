@@ -53,4 +53,6 @@ class SimulatedRunner:
         return self.next_token([self._slots[self._slot(chunk, position)] for position in range(end)])
 
     def _slot(self, chunk: Chunk, position: int) -> int:
-        return chunk.block_table[position // self._block_size] * self._block_size + position % self._block_size
+        return (
+            chunk.block_table[position // self._block_size] * self._block_size + position % self._block_size
+        )

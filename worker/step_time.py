@@ -35,7 +35,7 @@ class StepTimeModel:
         self._fitted = False
 
     def observe(self, tokens: int, pairs: int, seconds: float) -> None:
-        """Learn from one step. Weighted by 1/seconds: an error of 10 % counts alike in long and short steps."""
+        """Learn from one step. Weighted by 1/seconds: 10 % off counts alike in long and short steps."""
         row = np.array([1.0, tokens, pairs]) * _SCALE / seconds
         self._gram = FORGETTING * self._gram + np.outer(row, row)
         self._moment = FORGETTING * self._moment + row

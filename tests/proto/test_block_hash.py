@@ -29,17 +29,31 @@ def test_golden_vectors() -> None:
     """These values are stored in people's Redis: a change of any needs a new HASH_VERSION."""
     root = root_hash(MODEL)
     assert root.hex() == "b7e1e651ac49697b6ba8791e8af83a383fc565327369a8d7fbfef2dbdf0f0626"
-    assert root_hash(MODEL, b"pepper").hex() == "92e943f0805fc4dbc19d1943fc9a27d0f17ec0dcb53d34f8e48b57290d210c7b"
+    assert (
+        root_hash(MODEL, b"pepper").hex()
+        == "92e943f0805fc4dbc19d1943fc9a27d0f17ec0dcb53d34f8e48b57290d210c7b"
+    )
     chain = hash_chain(root, range(32), 16)
-    assert [h.hex() for h in chain] == ["5726a5e9c0529bef27e581c958d45ce2c646d0e3cef9cb8222d15399bfb7fd31", "7de305f74c891ebd1b86f2d8e33b00490c53d697c953b1e4c3ce9d825c456f1b"]
-    assert hash_chain(root, range(16), 16, namespace_extras("tenant"))[0].hex() == "0128bcc2ac1ec4ee7ae385dc4f415100d119fbab52c17afe05d9af4efe2c8f24"
-    assert hash_chain(root, range(16), 16, namespace_extras("", b"tenant"))[0].hex() == "6aa99e83abb9df26a232fd72258ea09aa602aee831c98c3d42cbfc893b30aa15"
+    assert [h.hex() for h in chain] == [
+        "5726a5e9c0529bef27e581c958d45ce2c646d0e3cef9cb8222d15399bfb7fd31",
+        "7de305f74c891ebd1b86f2d8e33b00490c53d697c953b1e4c3ce9d825c456f1b",
+    ]
+    assert (
+        hash_chain(root, range(16), 16, namespace_extras("tenant"))[0].hex()
+        == "0128bcc2ac1ec4ee7ae385dc4f415100d119fbab52c17afe05d9af4efe2c8f24"
+    )
+    assert (
+        hash_chain(root, range(16), 16, namespace_extras("", b"tenant"))[0].hex()
+        == "6aa99e83abb9df26a232fd72258ea09aa602aee831c98c3d42cbfc893b30aa15"
+    )
 
 
 def test_a_hash_is_sha256_over_length_prefixed_parts() -> None:
     """The documented formula, spelt out by hand."""
     parent, tokens, extras = BlockHash(b"p" * 32), pack_tokens([1, 2]), b"x"
-    spelt = b"".join(len(part).to_bytes(4, "little") + part for part in (b"kvhive-block-1", parent, tokens, extras))
+    spelt = b"".join(
+        len(part).to_bytes(4, "little") + part for part in (b"kvhive-block-1", parent, tokens, extras)
+    )
     assert hash_block(parent, tokens, extras) == hashlib.sha256(spelt).digest()
     assert tokens == b"\x01\0\0\0\x02\0\0\0"
 
@@ -84,7 +98,9 @@ def test_a_token_outside_uint32_is_refused() -> None:
             pack_tokens([bad])
 
 
-@given(st.lists(st.integers(0, 3), min_size=4, max_size=12), st.lists(st.integers(0, 3), min_size=4, max_size=12))
+@given(
+    st.lists(st.integers(0, 3), min_size=4, max_size=12), st.lists(st.integers(0, 3), min_size=4, max_size=12)
+)
 def test_chains_agree_exactly_on_their_common_full_blocks(left: list[int], right: list[int]) -> None:
     root = root_hash(MODEL)
     common = 0

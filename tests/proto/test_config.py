@@ -37,7 +37,10 @@ def test_a_configuration_survives_the_round_trip() -> None:
         ("{redis: {lease_s: .nan}}", "redis.lease_s: must be between 0.5 and 3600, is nan"),
         ("{redis: {heartbeat_s: 4}}", "redis.lease_s: must be at least twice redis.heartbeat_s (4), is 5"),
         ("{cluster: 'a:b'}", "cluster: must be 1 to 40 of a-z, 0-9 and '-'"),
-        ("{workers: {pool_tokens: 16}}", "workers.pool_tokens: must hold at least 2 blocks of 16 tokens, is 16"),
+        (
+            "{workers: {pool_tokens: 16}}",
+            "workers.pool_tokens: must hold at least 2 blocks of 16 tokens, is 16",
+        ),
         ("{router: {host: 0.0.0.0}}", "router.host: '0.0.0.0' is beyond loopback"),
         ("[]", ""),
         ("7", "kvhive: must be a mapping, is int"),
@@ -52,7 +55,9 @@ def test_what_is_wrong_is_named(section: str, message: str) -> None:
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["[1, 2]", "metadata: 3", "a: [", "metadata: {kvhive: {workers: {count: 1e400}}}"])
+@pytest.mark.parametrize(
+    "text", ["[1, 2]", "metadata: 3", "a: [", "metadata: {kvhive: {workers: {count: 1e400}}}"]
+)
 def test_a_file_of_another_shape_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         load_config(text)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from kvhive.proto.index_schema import IndexKeys, LoadReport, WorkerRecord, WorkerState, parse_stream_id, stream_id
+from kvhive.proto.index_schema import (
+    IndexKeys,
+    LoadReport,
+    WorkerRecord,
+    WorkerState,
+    parse_stream_id,
+    stream_id,
+)
 from kvhive.proto.kv_events import EventBatch, RemovalCause, unpack_keys
 
 RECORD = WorkerRecord(
@@ -46,7 +53,14 @@ def test_unknown_fields_and_loads_of_a_newer_worker_are_ignored() -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [{b"epoch": b"x"}, {b"state": b"happy"}, {b"load": b"[1]"}, {b"load": b"{"}, {b"address": b"\xff"}, {b"pid": b""}],
+    [
+        {b"epoch": b"x"},
+        {b"state": b"happy"},
+        {b"load": b"[1]"},
+        {b"load": b"{"},
+        {b"address": b"\xff"},
+        {b"pid": b""},
+    ],
 )
 def test_a_damaged_record_is_an_error_and_nothing_else(damage: dict[bytes, bytes]) -> None:
     with pytest.raises(ValueError):

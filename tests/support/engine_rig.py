@@ -36,7 +36,12 @@ class Rig:
         self.prompts: dict[str, list[int]] = {}
 
     def submit(
-        self, request_id: str, tokens: Iterable[int], max_tokens: int = 4, salt: str = "", stop: Iterable[int] = ()
+        self,
+        request_id: str,
+        tokens: Iterable[int],
+        max_tokens: int = 4,
+        salt: str = "",
+        stop: Iterable[int] = (),
     ) -> Sequence:
         sampling = SamplingParams(max_tokens, stop_token_ids=frozenset(stop))
         tokens = list(tokens)

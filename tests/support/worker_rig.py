@@ -24,6 +24,7 @@ from kvhive.worker.service import ClusterTokenGuard, WorkerService
 from kvhive.worker.simulated_runner import SimulatedRunner
 
 TOKEN = "a cluster token"
+ROOT = root_hash(b"a model")
 METADATA = ((CLUSTER_TOKEN_KEY, TOKEN),)
 
 
@@ -45,13 +46,21 @@ class WorkerRig:
     def stub(self) -> worker_pb2_grpc.WorkerStub:
         return worker_pb2_grpc.WorkerStub(self.channel)
 
-    def request(self, request_id: str, tokens: Iterable[int], max_tokens: int = 4, **fields: object) -> worker_pb2.WorkerGenerateRequest:
+    def request(
+        self, request_id: str, tokens: Iterable[int], max_tokens: int = 4, **fields: object
+    ) -> worker_pb2.WorkerGenerateRequest:
         sampling = worker_pb2.WorkerSampling(max_tokens=max_tokens, top_p=1.0)
         return worker_pb2.WorkerGenerateRequest(
-            worker_id=self.worker_id, request_id=request_id, token_ids=pack_tokens(tokens), sampling=sampling, **fields
+            worker_id=self.worker_id,
+            request_id=request_id,
+            token_ids=pack_tokens(tokens),
+            sampling=sampling,
+            **fields,
         )
 
-    async def generate(self, request: worker_pb2.WorkerGenerateRequest) -> list[worker_pb2.WorkerGenerateResponse]:
+    async def generate(
+        self, request: worker_pb2.WorkerGenerateRequest
+    ) -> list[worker_pb2.WorkerGenerateResponse]:
         return [r async for r in self.stub.Generate(request, metadata=METADATA)]
 
     async def idle(self, within_s: float = 3.0) -> None:
@@ -68,9 +77,8 @@ async def running_worker(
     blocks: int = 256,
     block_size: int = 4,
     step_s: float = 0.0,
-    root: BlockHash = root_hash(b"a model"),
+    root: BlockHash = ROOT,
     max_waiting: int = 64,
-    on_engine_error: object = None,
 ) -> AsyncIterator[WorkerRig]:
     """Start a worker on a free loopback port and stop it at the end."""
     pool = BlockPool(blocks)

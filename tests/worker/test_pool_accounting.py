@@ -68,7 +68,7 @@ class PoolAccounting(RuleBasedStateMachine):
         self.rig.events.clear()
         pending = {e.key: e.cause for e in self.rig.pool._events}
         known = {block_key(h) for h in self.rig.pool._by_hash}
-        assert {k for k in self.held | set(pending) if pending.get(k, None) is None} == known
+        assert {k for k in self.held | set(pending) if pending.get(k) is None} == known
 
     @invariant()
     def the_cache_is_prefix_closed(self) -> None:

@@ -24,7 +24,9 @@ def oracle(worker: WorkerRig, prompt: list[int], length: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-async def refusal(worker: WorkerRig, request: worker_pb2.WorkerGenerateRequest) -> tuple[grpc.StatusCode, str]:
+async def refusal(
+    worker: WorkerRig, request: worker_pb2.WorkerGenerateRequest
+) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await worker.generate(request)
     return error.value.code(), error.value.details() or ""
@@ -55,20 +57,37 @@ async def test_a_resumed_stream_goes_on_where_the_first_one_stopped() -> None:
     [
         ({"token_ids": b""}, "token_ids: must not be empty"),
         ({"token_ids": b"abc"}, "token_ids: 3 bytes is not a multiple of 4"),
-        ({"token_ids": b"\xff\xff\xff\xff"}, "token_ids: must be below the vocabulary size 1000, is 4294967295 at 0"),
+        (
+            {"token_ids": b"\xff\xff\xff\xff"},
+            "token_ids: must be below the vocabulary size 1000, is 4294967295 at 0",
+        ),
         ({"request_id": ""}, "request_id: must have 1 to 128 characters, has 0"),
         ({"cache_salt": "x" * 257}, "cache_salt: must have at most 256 characters, has 257"),
         ({"resumed_tokens": 3}, "resumed_tokens: must be below the 3 token ids, is 3"),
         ({"sampling": worker_pb2.WorkerSampling(top_p=1)}, "max_tokens: must be at least 1, is 0"),
         ({"sampling": worker_pb2.WorkerSampling(top_p=1, max_tokens=8190)}, "context of 8192, are 8193"),
-        ({"sampling": worker_pb2.WorkerSampling(top_p=1, max_tokens=1022)}, "need 1025 tokens of KV, the worker's pool holds 1024"),
+        (
+            {"sampling": worker_pb2.WorkerSampling(top_p=1, max_tokens=1022)},
+            "need 1025 tokens of KV, the worker's pool holds 1024",
+        ),
         ({"sampling": worker_pb2.WorkerSampling(top_p=0, max_tokens=1)}, "top_p: must be between"),
-        ({"sampling": worker_pb2.WorkerSampling(top_p=1, max_tokens=1, temperature=float("nan"))}, "temperature: must be between 0 and 100, is nan"),
-        ({"sampling": worker_pb2.WorkerSampling(top_p=1, max_tokens=1, temperature=float("inf"))}, "temperature"),
-        ({"sampling": worker_pb2.WorkerSampling(top_p=1, max_tokens=1, min_p=-1)}, "min_p: must be between 0 and 1, is -1"),
+        (
+            {"sampling": worker_pb2.WorkerSampling(top_p=1, max_tokens=1, temperature=float("nan"))},
+            "temperature: must be between 0 and 100, is nan",
+        ),
+        (
+            {"sampling": worker_pb2.WorkerSampling(top_p=1, max_tokens=1, temperature=float("inf"))},
+            "temperature",
+        ),
+        (
+            {"sampling": worker_pb2.WorkerSampling(top_p=1, max_tokens=1, min_p=-1)},
+            "min_p: must be between 0 and 1, is -1",
+        ),
     ],
 )
-async def test_bad_input_is_named_and_the_worker_keeps_serving(change: dict[str, object], message: str) -> None:
+async def test_bad_input_is_named_and_the_worker_keeps_serving(
+    change: dict[str, object], message: str
+) -> None:
     async with running_worker() as worker:
         request = worker.request("bad", [1, 2, 3])
         for name, value in change.items():
@@ -113,7 +132,7 @@ async def test_a_draining_worker_refuses_new_requests_and_still_reports() -> Non
 
 
 async def test_cancelled_streams_leave_nothing_behind() -> None:
-    """Known faults 78 and 93: cancelled at random moments, 20 at a time; then the worker is as good as new."""
+    """Known faults 78 and 93: cancelled at random moments, 20 at a time."""
     rng = random.Random(7)
     async with running_worker(step_s=0.001, max_waiting=1000) as worker:
 
