@@ -1,0 +1,390 @@
+"""Keeps this worker's part of the index true: its lease, its load, and which blocks it holds.
+
+One task does everything over one connection, in order, so nothing here races with itself. Each script
+checks that Redis still has what was acknowledged before it writes; so an emptied, restored or replaced
+Redis is noticed by the first write that reaches it, and answered with a new epoch and a snapshot. A Redis
+that is away or full costs the worker nothing but freshness: changes collapse in EventDelta meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from redis.asyncio import Redis
+from redis.exceptions import NoScriptError, OutOfMemoryError, RedisError, ResponseError
+
+from kvhive.proto.block_hash import BlockKey
+from kvhive.proto.index_schema import (
+    DATA_EXPIRY_LEASES,
+    KEYS_PER_BATCH,
+    STREAM_MAX_BATCHES,
+    IndexKeys,
+    LoadReport,
+    WorkerRecord,
+    WorkerState,
+    stream_id,
+)
+from kvhive.proto.kv_events import EventBatch, KvEvent, pack_keys
+from kvhive.worker import index_scripts
+from kvhive.worker.event_delta import EventDelta
+from kvhive.worker.index_scripts import IndexScript
+
+log = logging.getLogger(__name__)
+
+PUBLISH_INTERVAL_S = 0.005
+"""Least time between two batches, so that a fast engine does not cost Redis a script per step."""
+MAX_BACKOFF_S = 1.0
+STATE_TIMEOUT_S = 1.0
+"""Longest `set_state` waits for Redis to have heard; the state is published later all the same."""
+CLOSE_TIMEOUT_S = 2.0
+
+
+@dataclass(slots=True)
+class PublisherCounters:
+    """What happened since the publisher was made."""
+
+    published_batches: int = 0
+    retries: int = 0
+    """Failed conversations with Redis; each is tried again."""
+    resnapshots: int = 0
+    """Times everything was published anew because Redis had lost or refused something."""
+    fenced: int = 0
+    """Times a newer incarnation of this worker id was found in charge."""
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    seq: int
+    batch: EventBatch
+
+
+class KvEventPublisher:
+    """Registers one worker and publishes its block events.
+
+    `add` may be called from any one thread, everything else belongs to the event loop of `run`. `record` is
+    the registration with epoch 0; `load` is asked at every heartbeat and must not block. `clock` is
+    monotonic, in seconds. The Redis client should have a socket timeout and few retries of its own.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        keys: IndexKeys,
+        record: WorkerRecord,
+        lease_s: float,
+        heartbeat_s: float,
+        load: Callable[[], LoadReport],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.counters = PublisherCounters()
+        self._redis = redis
+        self._keys = keys
+        self._record = record
+        self._lease_ms = max(1, round(lease_s * 1000))
+        self._heartbeat_s = heartbeat_s
+        self._load = load
+        self._clock = clock
+        self._delta = EventDelta()
+        self._registered = False
+        self._in_flight: _InFlight | None = None
+        self._seq = 0
+        """The last acknowledged batch of this epoch."""
+        self._published = 0
+        """Blocks in Redis, counting acknowledged batches only."""
+        self._heartbeat_due = 0.0
+        self._publish_after = 0.0
+        self._failures = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wake = asyncio.Event()
+        self._wake_requested = False
+        self._beaten = asyncio.Event()
+        self._close_requested = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the last registration; 0 before the first."""
+        return self._record.epoch
+
+    @property
+    def lag_batches(self) -> int:
+        """Batches that Redis has not accepted yet."""
+        return -(-self._delta.pending // KEYS_PER_BATCH) + (self._in_flight is not None)
+
+    def held(self) -> frozenset[BlockKey]:
+        """The keys the worker holds according to the events so far; O(held)."""
+        return self._delta.held()
+
+    def add(self, events: Iterable[KvEvent]) -> None:
+        """Take in events in the order they happened. Thread-safe, O(events), never waits for I/O."""
+        self._delta.add(events)
+        loop = self._loop
+        if loop is not None and self._delta.pending and not self._wake_requested:
+            self._wake_requested = True
+            try:
+                loop.call_soon_threadsafe(self._wake.set)
+            except RuntimeError:
+                log.debug("events after the event loop closed worker_id=%s", self._record.worker_id)
+
+    async def run(self) -> None:
+        """Register, then keep lease and blocks up to date until `close` or cancellation."""
+        self._loop = asyncio.get_running_loop()
+        self._idle.clear()
+        try:
+            while not self._close_requested.is_set():
+                try:
+                    await self._advance()
+                    self._recovered()
+                except (RedisError, OSError) as error:
+                    await self._pause(self._failed(error))
+                    continue
+                await self._pause(self._next_due())
+        finally:
+            self._loop = None
+            self._idle.set()
+
+    async def set_state(self, state: WorkerState) -> None:
+        """Publish a new state at once; returns when Redis has it, or after STATE_TIMEOUT_S at the latest."""
+        self._record = replace(self._record, state=state)
+        self._heartbeat_due = 0.0
+        self._beaten.clear()
+        self._wake.set()
+        try:
+            async with asyncio.timeout(STATE_TIMEOUT_S):
+                await self._beaten.wait()
+        except TimeoutError:
+            log.warning("state not published yet worker_id=%s state=%s", self._record.worker_id, state)
+
+    async def close(self) -> None:
+        """Deregister as well as Redis allows within CLOSE_TIMEOUT_S. Ends `run`; idempotent."""
+        if self._close_requested.is_set():
+            return
+        self._close_requested.set()
+        self._wake.set()
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._idle.wait()
+                if self._registered:
+                    await self._deregister()
+        except (RedisError, OSError, TimeoutError) as error:
+            log.warning("not deregistered, the lease will end worker_id=%s error=%r", self._id, error)
+
+    @property
+    def _id(self) -> str:
+        return self._record.worker_id
+
+    async def _advance(self) -> None:
+        """Do what is due, one conversation with Redis at most each: register, heartbeat, publish."""
+        if not self._registered:
+            await self._register()
+        if self._registered and self._clock() >= self._heartbeat_due:
+            await self._heartbeat()
+        if self._registered and self._clock() >= self._publish_after:
+            await self._publish()
+
+    async def _register(self) -> None:
+        state = self._record.state
+        fields = self._fields()
+        del fields["epoch"]
+        status, epoch, *found = await self._run_script(
+            index_scripts.REGISTER,
+            [self._keys.workers, self._keys.worker(self._id)],
+            [self._id, self._lease_ms, self._record.epoch, *_flat(fields)],
+        )
+        if status == index_scripts.FENCED:
+            self._fence(int(epoch))
+            return
+        old = {self._record.epoch, *(int(each) for each in found)} - {0}
+        self._record = replace(self._record, epoch=int(epoch))
+        self._seq = self._published = 0
+        self._in_flight = None
+        self._delta.restart()
+        self._registered = True
+        if state is self._record.state:
+            self._heartbeat_due = self._clock() + self._heartbeat_s
+            self._beaten.set()
+        log.info("registered worker_id=%s epoch=%d blocks=%d", self._id, self.epoch, self._delta.pending)
+        for epoch_before in old:
+            # Would expire by itself; unlinked now so that a worker restarting in a loop does not fill Redis.
+            await self._redis.unlink(
+                self._keys.blocks(self._id, epoch_before), self._keys.events(self._id, epoch_before)
+            )
+
+    async def _heartbeat(self) -> None:
+        state = self._record.state
+        self._heartbeat_due = self._clock() + self._heartbeat_s
+        known = self._in_flight is None
+        status, *rest = await self._run_script(
+            index_scripts.HEARTBEAT,
+            [
+                self._keys.workers,
+                self._keys.worker(self._id),
+                self._keys.blocks(self._id, self.epoch),
+                self._keys.events(self._id, self.epoch),
+            ],
+            [
+                self._id,
+                self._lease_ms,
+                self._lease_ms * DATA_EXPIRY_LEASES,
+                self.epoch,
+                self._published if known else -1,
+                self._top(),
+                *_flat(self._fields()),
+            ],
+        )
+        if status == index_scripts.FULL:
+            await self._relieve()
+            raise OutOfMemoryError("Redis is full; the lease was renewed without a load report")
+        if self._accepted(status, rest) and state is self._record.state:
+            self._beaten.set()
+
+    async def _publish(self) -> None:
+        """Send one batch: the one whose answer is missing, or the oldest pending changes."""
+        if self._in_flight is None:
+            batch = self._delta.take(KEYS_PER_BATCH)
+            if not len(batch):
+                return
+            self._in_flight = _InFlight(self._seq + 1, batch)
+        flight = self._in_flight
+        try:
+            status, *rest = await self._run_script(
+                index_scripts.PUBLISH,
+                [
+                    self._keys.worker(self._id),
+                    self._keys.blocks(self._id, self.epoch),
+                    self._keys.events(self._id, self.epoch),
+                ],
+                [
+                    self.epoch,
+                    stream_id(self.epoch, flight.seq),
+                    STREAM_MAX_BATCHES,
+                    self._lease_ms * DATA_EXPIRY_LEASES,
+                    self._published,
+                    self._top(),
+                    *_packed(flight.batch),
+                ],
+            )
+        except OutOfMemoryError:
+            await self._relieve()
+            raise
+        if self._accepted(status, rest):
+            self._seq = flight.seq
+            self._published += 2 * len(flight.batch.stored) - len(flight.batch)
+            self._in_flight = None
+            self._publish_after = self._clock() + PUBLISH_INTERVAL_S
+            self.counters.published_batches += 1
+
+    async def _relieve(self) -> None:
+        """Give a full Redis our stream's memory back; readers that are behind take a snapshot instead."""
+        await self._redis.unlink(self._keys.events(self._id, self.epoch))
+
+    def _accepted(self, status: bytes, rest: list[bytes]) -> bool:
+        if status == index_scripts.OK:
+            return True
+        if status == index_scripts.FENCED:
+            self._fence(int(rest[0]))
+        elif status == index_scripts.EXPIRED:
+            self._heartbeat_due = (
+                0.0  # brings the record back under this epoch, if the blocks are still there
+            )
+        elif status == index_scripts.LOST:
+            self._start_over("Redis lost what it had acknowledged")
+        return False
+
+    def _start_over(self, reason: str) -> None:
+        if self._registered:
+            self._registered = False
+            self.counters.resnapshots += 1
+            log.warning("new epoch and snapshot worker_id=%s epoch=%d: %s", self._id, self.epoch, reason)
+
+    def _fence(self, newer_epoch: int) -> None:
+        """A newer incarnation is alive: stay silent, and take over only when its lease is over."""
+        if self._registered:
+            self._registered = False
+            self.counters.fenced += 1
+            log.error("fenced worker_id=%s epoch=%d newer_epoch=%d", self._id, self.epoch, newer_epoch)
+        raise RedisError(f"worker id {self._id} belongs to epoch {newer_epoch}")
+
+    async def _deregister(self) -> None:
+        await self._run_script(
+            index_scripts.DEREGISTER,
+            [
+                self._keys.workers,
+                self._keys.worker(self._id),
+                self._keys.blocks(self._id, self.epoch),
+                self._keys.events(self._id, self.epoch),
+            ],
+            [self._id, self.epoch, self._lease_ms],
+        )
+        self._registered = False
+
+    def _fields(self) -> dict[str, str]:
+        load = replace(self._load(), index_lag_batches=self.lag_batches)
+        return replace(self._record, load=load).to_fields()
+
+    def _top(self) -> str:
+        return stream_id(self.epoch, self._seq) if self._seq else ""
+
+    async def _run_script(
+        self, script: IndexScript, keys: list[str], arguments: list[str | int | bytes]
+    ) -> list[bytes]:
+        try:
+            answer = await self._redis.evalsha(script.sha, len(keys), *keys, *arguments)
+        except NoScriptError:
+            answer = await self._redis.eval(script.text, len(keys), *keys, *arguments)
+        return list(answer)
+
+    def _failed(self, error: RedisError | OSError) -> float:
+        """Count and log a failure; return the seconds to wait before the next try."""
+        self._failures += 1
+        self.counters.retries += 1
+        self._heartbeat_due = 0.0  # the lease comes first when Redis is back
+        if self._failures == 1:
+            log.warning("index not writable worker_id=%s epoch=%d error=%r", self._id, self.epoch, error)
+        if isinstance(error, ResponseError) and not isinstance(error, OutOfMemoryError):
+            self._start_over(repr(error))  # a key of another type, or an id that was refused
+        longest = min(MAX_BACKOFF_S, 0.05 * 2.0 ** min(self._failures - 1, 10))
+        return longest * random.uniform(0.5, 1.0)
+
+    def _recovered(self) -> None:
+        if self._failures:
+            log.info("index writable again worker_id=%s epoch=%d", self._id, self.epoch)
+            self._failures = 0
+
+    def _next_due(self) -> float:
+        """Seconds until there is something to do; events and state changes wake earlier."""
+        now = self._clock()
+        if not self._registered:
+            return 0.0
+        due = self._heartbeat_due
+        if self._in_flight is not None or self._delta.pending:
+            due = min(due, self._publish_after)
+        return max(0.0, due - now)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait; new events end the wait while Redis works, and closing always does."""
+        alarm = self._close_requested if self._failures else self._wake
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await alarm.wait()
+        # In this order: who adds events after the flag is down wakes us, who did before is seen as pending.
+        self._wake.clear()
+        self._wake_requested = False
+
+
+def _flat(fields: dict[str, str]) -> list[str]:
+    return [part for pair in fields.items() for part in pair]
+
+
+def _packed(batch: EventBatch) -> list[str | bytes]:
+    parts: list[str | bytes] = ["stored", pack_keys(batch.stored)] if batch.stored else []
+    for cause, keys in batch.removed.items():
+        parts += [f"removed:{cause}", pack_keys(keys)]
+    return parts
