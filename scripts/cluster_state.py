@@ -112,12 +112,11 @@ class StateFolder:
         return state
 
     def remove(self) -> None:
-        """Delete the state; the folders go too when they are empty."""
+        """Delete the state and the cluster's folder."""
         for name in (self.path, self.path.with_suffix(".new"), self._folder / "lock"):
             name.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self._folder.rmdir()
-            self._root.rmdir()
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

@@ -1,0 +1,105 @@
+"""A real cluster for the whole session: `kvhive up` with two CPU workers on the demo model."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+UP_TIMEOUT_S = 170
+TWO_CPU_WORKERS = ("--set", "workers.device=cpu", "--set", "workers.count=2", "--set", "workers.threads=1")
+
+
+@dataclass(frozen=True)
+class KvhiveCommand:
+    """The `kvhive` command with a private state directory."""
+
+    state_dir: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment to run it with; no Ray of somebody else's is in it."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        return {**inherited, "KVHIVE_STATE_DIR": str(self.state_dir)}
+
+    def popen(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        """Start it in the background."""
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "kvhive.scripts.cli", *arguments],
+            env=self.environment,
+            cwd=self.state_dir,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            **options,
+        )
+
+    def __call__(
+        self, *arguments: str, timeout: float = 60, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Run it to its end."""
+        process = self.popen(*arguments)
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except BaseException:
+            process.terminate()  # `up` removes what it has started
+            process.wait(60)
+            raise
+        if check:
+            assert process.returncode == 0, out + err
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def state(self, cluster: str = "default") -> dict[str, Any]:
+        """The state file."""
+        state: dict[str, Any] = json.loads((self.state_dir / cluster / "state.json").read_text())
+        return state
+
+
+@dataclass(frozen=True)
+class RunningCluster:
+    """A cluster that is up."""
+
+    kvhive: KvhiveCommand
+    grpc: str
+    """host:port."""
+    http: str
+    """Base URL."""
+
+    def status(self) -> dict[str, Any]:
+        """What `kvhive status --json` prints."""
+        status: dict[str, Any] = json.loads(self.kvhive("status", "--json").stdout)
+        return status
+
+
+@contextlib.contextmanager
+def running_cluster(state_dir: Path, *arguments: str) -> Iterator[RunningCluster]:
+    """Bring a cluster up, and down again."""
+    kvhive = KvhiveCommand(state_dir)
+    kvhive("up", *arguments, timeout=UP_TIMEOUT_S)
+    try:
+        state = kvhive.state()
+        yield RunningCluster(kvhive, state["grpc"], state["http"])
+    finally:
+        kvhive("down", "--grace", "2", timeout=120)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
+    """Two CPU workers on the demo model, shared by the tests of a session."""
+    with running_cluster(tmp_path_factory.mktemp("cluster"), *TWO_CPU_WORKERS) as running:
+        yield running
+
+
+@pytest.fixture
+def private_kvhive(tmp_path: Path) -> Iterator[KvhiveCommand]:
+    """The command with a state directory of the test's own; what the test leaves up is stopped."""
+    kvhive = KvhiveCommand(tmp_path)
+    yield kvhive
+    kvhive("down", "--grace", "0", timeout=120)

@@ -1,0 +1,39 @@
+"""`kvhive status`: the document that programs rely on, and the table for people."""
+
+from kvhive.proto.v1 import inference_pb2 as pb
+from kvhive.scripts.cluster_state import ClusterState
+from kvhive.scripts.status_report import status_document, status_lines
+
+STATE = ClusterState("default", "/tmp/x", "t", ready=True, grpc="127.0.0.1:1", http="http://127.0.0.1:2")
+
+
+def answer() -> pb.GetClusterResponse:
+    cluster = pb.GetClusterResponse(cluster="default", model="tiny", version="0.1.0")
+    worker = cluster.workers.add(id="w1", state="serving", epoch=7, routable=True, device="cpu")
+    worker.blocks.CopyFrom(pb.Blocks(total=10, live=1, cached=4, free=5))
+    worker.prefix_query_tokens, worker.prefix_hit_tokens = 200, 50
+    return cluster
+
+
+def test_the_document_has_what_outside_checks_rely_on() -> None:
+    document = status_document(STATE, answer())
+    assert document["endpoints"] == {"grpc": "127.0.0.1:1", "http": "http://127.0.0.1:2"}
+    (worker,) = document["workers"]
+    assert (worker["id"], worker["state"], worker["epoch"]) == ("w1", "serving", 7)
+    assert worker["blocks"] == {"total": 10, "live": 1, "cached": 4, "free": 5}
+
+
+def test_the_table_is_plain_and_says_the_hit_rate() -> None:
+    text = "\n".join(status_lines(status_document(STATE, answer())))
+    assert "25%" in text and "serving" in text
+    assert "\x1b" not in text
+
+
+def test_a_worker_that_is_skipped_after_a_failure_is_shown_as_cooling() -> None:
+    cluster = answer()
+    cluster.workers[0].routable = False
+    assert "cooling" in "\n".join(status_lines(status_document(STATE, cluster)))
+
+
+def test_a_cluster_without_workers_still_has_a_table() -> None:
+    assert status_lines(status_document(STATE, pb.GetClusterResponse()))[-1].startswith("WORKER")
