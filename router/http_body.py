@@ -1,0 +1,71 @@
+"""Reading a request's JSON body with every bound in place: bytes, time, nesting, encoding."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from starlette.requests import Request
+
+from kvhive.proto.errors import InvalidRequest, KvhiveError
+
+BODY_TIMEOUT_S = 60.0
+"""Longest a client may take to send its body: a slow one must not hold memory for ever."""
+OFF_LOOP_BYTES = 64 * 1024
+"""Larger bodies are parsed in a thread, so that other streams go on."""
+
+
+class BodyTooLarge(KvhiveError):
+    """The body exceeds the limit; it was not read to its end."""
+
+
+class BodyTimeout(KvhiveError):
+    """The body did not arrive in time."""
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """Return the whole body. Raises BodyTooLarge before reading more than `max_bytes`, BodyTimeout.
+
+    A false or absent Content-Length gains nothing: what arrives is counted as well.
+    """
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared[:20]) > max_bytes:
+        raise BodyTooLarge(f"the body must be at most {max_bytes} bytes, is {declared[:20]}")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > max_bytes:
+                    raise BodyTooLarge(f"the body must be at most {max_bytes} bytes")
+    except TimeoutError as error:
+        raise BodyTimeout(f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from error
+    return bytes(body)
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """Return the JSON object in a body. Raises InvalidRequest("body") for anything else."""
+    try:
+        value = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("body", f"must be UTF-8: {error.reason} at byte {error.start}") from error
+    except json.JSONDecodeError as error:
+        raise InvalidRequest("body", f"must be JSON: {error.msg} at character {error.pos}") from error
+    except RecursionError as error:
+        raise InvalidRequest("body", "is nested too deeply") from error
+    except ValueError as error:  # an integer of too many digits
+        raise InvalidRequest("body", f"must be JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InvalidRequest("body", f"must be a JSON object, is {json_type(value)}")
+    return value
+
+
+def json_type(value: object) -> str:
+    """Name a value's type in JSON's words, for messages."""
+    names = {type(None): "null", bool: "a boolean", int: "an integer", float: "a number", str: "a string"}
+    return names.get(type(value), "an array" if isinstance(value, list) else "an object")
+
+
+def _refuse_constant(name: str) -> None:
+    raise InvalidRequest("body", f"must be JSON, which has no {name}")

@@ -1,0 +1,125 @@
+"""The HTTP door: OpenAI's chat completions and models, health, readiness and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from kvhive.proto.errors import InvalidRequest, KvhiveError
+from kvhive.router.frontend import Frontend, ModelInfo
+from kvhive.router.http_body import OFF_LOOP_BYTES, parse_object, read_body
+from kvhive.router.openai_exchange import CompletionExchange
+from kvhive.router.openai_request import ChatCompletionRequest, parse_chat_completion
+from kvhive.router.openai_response import error_body, error_response, model_body, model_not_found
+from kvhive.router.request import check_request_id
+
+DEFAULT_MAX_BODY_BYTES = 16 * 1024 * 1024
+
+
+def create_app(
+    frontend: Frontend,
+    registry: CollectorRegistry,
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
+    now: Callable[[], float] = time.time,
+) -> Starlette:
+    """Return the ASGI application. `now` is the wall clock that answers are dated with, in seconds."""
+    door = _Door(frontend, registry, max_body_bytes, now)
+    return Starlette(
+        routes=[
+            Route("/v1/chat/completions", door.chat_completions, methods=["POST"]),
+            Route("/v1/models", door.list_models),
+            Route("/v1/models/{name:path}", door.get_model),
+            Route("/healthz", door.health),
+            Route("/readyz", door.readiness),
+            Route("/metrics", door.metrics),
+        ],
+        exception_handlers={HTTPException: _http_error, Exception: _internal_error},
+    )
+
+
+class _Door:
+    """The endpoints, with what they share."""
+
+    def __init__(
+        self,
+        frontend: Frontend,
+        registry: CollectorRegistry,
+        max_body_bytes: int,
+        now: Callable[[], float],
+    ) -> None:
+        self._frontend = frontend
+        self._registry = registry
+        self._max_body_bytes = max_body_bytes
+        self._now = now
+
+    async def chat_completions(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        request_id = request.headers.get("x-request-id", "")
+        try:
+            check_request_id("x-request-id", request_id)
+            body = await read_body(request, self._max_body_bytes)
+            chat = await _parse(body, request_id)
+        except InvalidRequest as error:
+            return error_response(error, request_id if error.field != "x-request-id" else "")
+        except KvhiveError as error:
+            return error_response(error, request_id)
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody is there to read it
+        model = self._model(chat.request.model)
+        if model is None:
+            return model_not_found(chat.request.model)
+        return CompletionExchange(self._frontend, chat, model.name, int(self._now()))
+
+    async def list_models(self, request: Request) -> Response:
+        """GET /v1/models."""
+        return JSONResponse({"object": "list", "data": [model_body(m) for m in self._frontend.models()]})
+
+    async def get_model(self, request: Request) -> Response:
+        """GET /v1/models/{name}."""
+        name = request.path_params["name"]
+        model = self._model(name)
+        return model_not_found(name) if model is None else JSONResponse(model_body(model))
+
+    async def health(self, request: Request) -> Response:
+        """GET /healthz: the process answers."""
+        return PlainTextResponse("ok")
+
+    async def readiness(self, request: Request) -> Response:
+        """GET /readyz: a request sent now would find a worker."""
+        ready = self._frontend.ready()
+        return PlainTextResponse("ready" if ready else "no worker is serving", 200 if ready else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        """GET /metrics, in Prometheus' text format."""
+        return Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    def _model(self, name: str) -> ModelInfo | None:
+        """Return the named model, the first one for an empty name, or None."""
+        return next((model for model in self._frontend.models() if name in ("", model.name)), None)
+
+
+async def _parse(body: bytes, request_id: str) -> ChatCompletionRequest:
+    def parse() -> ChatCompletionRequest:
+        return parse_chat_completion(parse_object(body), request_id)
+
+    return parse() if len(body) <= OFF_LOOP_BYTES else await asyncio.to_thread(parse)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse(
+        error_body(error.detail, "invalid_request_error"), error.status_code, dict(error.headers or {})
+    )
+
+
+async def _internal_error(request: Request, error: Exception) -> Response:
+    """Answer for a fault of ours; Starlette raises it again, so that the server logs it."""
+    return JSONResponse(error_body("internal error", "server_error"), 500)

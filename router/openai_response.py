@@ -1,0 +1,130 @@
+"""What the OpenAI dialect answers with: completions, chunks, usage, models and errors, as plain JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from kvhive.proto.errors import InvalidRequest, KvhiveError, Overloaded, TimedOut, Unavailable
+from kvhive.router.frontend import FinishReason, ModelInfo, Usage
+from kvhive.router.http_body import BodyTimeout, BodyTooLarge
+
+RETRY_AFTER_S = 1
+"""What Retry-After says: queues here drain in about that time."""
+DONE_EVENT = b"data: [DONE]\n\n"
+_SPELLINGS = {"prompt": "messages", "cache_key": "prompt_cache_key", "request_id": "x-request-id"}
+"""Fields of the internal request that this dialect calls otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionShape:
+    """What all pieces of one answer share."""
+
+    request_id: str
+    model: str
+    created: int
+    """Unix time in seconds."""
+
+    def completion(self, text: str, reason: FinishReason, usage: Usage) -> dict[str, Any]:
+        """Return a whole answer."""
+        message = {"role": "assistant", "content": text, "refusal": None}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
+        return self._envelope("chat.completion") | {"choices": [choice], "usage": usage_body(usage)}
+
+    def chunk(self, delta: Mapping[str, str], reason: FinishReason | None = None) -> dict[str, Any]:
+        """Return one piece of a stream."""
+        choice = {"index": 0, "delta": dict(delta), "logprobs": None, "finish_reason": reason}
+        return self._envelope("chat.completion.chunk") | {"choices": [choice]}
+
+    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
+        """Return the last piece of a stream that asked for its usage."""
+        return self._envelope("chat.completion.chunk") | {"choices": [], "usage": usage_body(usage)}
+
+    def _envelope(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": f"chatcmpl-{self.request_id}",
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+        }
+
+
+def usage_body(usage: Usage) -> dict[str, Any]:
+    """Return usage in OpenAI's shape, with the cache's own report under `kvhive`."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "kvhive": {
+            "worker_id": usage.worker_id,
+            "route_reason": usage.route_reason,
+            "reachable_tokens": usage.reachable_tokens,
+            "written_tokens": usage.written_tokens,
+            "failovers": usage.failovers,
+        },
+    }
+
+
+def model_body(model: ModelInfo) -> dict[str, Any]:
+    """Return one entry of /v1/models; `max_model_len` is the limit that is enforced."""
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "kvhive",
+        "max_model_len": model.max_context,
+        "vocab_size": model.vocab_size,
+        "identity": model.identity,
+    }
+
+
+def sse_event(value: Mapping[str, Any]) -> bytes:
+    """Return one server-sent event; JSON has no raw line breaks, so one data line is enough."""
+    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """Return an error in OpenAI's shape."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def describe_error(error: KvhiveError) -> tuple[int, dict[str, Any]]:
+    """Return the HTTP status and the body for an error of ours."""
+    text = str(error)
+    match error:
+        case InvalidRequest():
+            param = _SPELLINGS.get(error.field, error.field)
+            return 400, error_body(text, "invalid_request_error", param)
+        case BodyTooLarge():
+            return 413, error_body(text, "invalid_request_error", code="request_too_large")
+        case BodyTimeout():
+            return 408, error_body(text, "invalid_request_error", code="request_timeout")
+        case Overloaded():
+            return 429, error_body(text, "rate_limit_error", code="overloaded")
+        case Unavailable():
+            return 503, error_body(text, "service_unavailable", code="unavailable")
+        case TimedOut():
+            return 504, error_body(text, "timeout", code="timeout")
+    return 500, error_body("internal error", "server_error")
+
+
+def error_response(error: KvhiveError, request_id: str = "") -> JSONResponse:
+    """Return an error as a whole response; one that may be retried says when."""
+    status, body = describe_error(error)
+    headers = {"x-request-id": request_id} if request_id else {}
+    if status in (429, 503):
+        headers["retry-after"] = str(RETRY_AFTER_S)
+    if status in (408, 413):  # the rest of the body is not read, so the connection cannot be used again
+        headers["connection"] = "close"
+    return JSONResponse(body, status, headers)
+
+
+def model_not_found(name: str) -> JSONResponse:
+    """Return the 404 for a model that is not served."""
+    message = f"model: {name[:128]!a} is not served here"
+    return JSONResponse(error_body(message, "invalid_request_error", "model", "model_not_found"), 404)
