@@ -27,8 +27,7 @@ from kvhive.scripts.owned_processes import RUNTIME_DIR_VARIABLE, identify
 from kvhive.scripts.progress import Progress
 from kvhive.scripts.ray_driver import connected
 from kvhive.scripts.ray_head import start_head
-from kvhive.scripts.registration import wait_routable
-from kvhive.scripts.router_process import RouterSpec, start_router
+from kvhive.scripts.router_process import RouterSpec, start_router, wait_routable
 from kvhive.scripts.teardown import interrupts_ignored, tear_down
 from kvhive.worker.llama_config import LlamaConfig
 from kvhive.worker.model_config import read_model_config, resolve_dtype

@@ -16,11 +16,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kvhive.proto.errors import ClusterError
+from kvhive.proto.errors import ClusterError, Unavailable
+from kvhive.scripts.client import RouterClient
 from kvhive.scripts.log_tail import last_line
 from kvhive.scripts.owned_processes import ProcessId, identify
 
 START_TIMEOUT_S = 90.0
+_ROUTABLE_TIMEOUT_S = 30.0
 _POLL_S = 0.1
 
 
@@ -102,3 +104,26 @@ def start_router(
             raise ClusterError(f"the router was not ready after {START_TIMEOUT_S:g} s: {last_line(log)}")
         time.sleep(_POLL_S)
     return ReadyRouter.load(ready)
+
+
+def wait_routable(grpc_target: str, count: int) -> None:
+    """Wait until the router sends requests to `count` workers. Raises ClusterError after 30 s.
+
+    A worker whose model files or block size are not the router's is never routable.
+    """
+    deadline = time.monotonic() + _ROUTABLE_TIMEOUT_S
+    routable = 0
+    with RouterClient(grpc_target) as client:
+        while True:
+            try:
+                routable = sum(worker.routable for worker in client.cluster().workers)
+            except Unavailable:
+                routable = 0
+            if routable >= count:
+                return
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"after {_ROUTABLE_TIMEOUT_S:g} s the router accepts {routable} of {count} workers "
+                    "(is the model the same everywhere?)"
+                )
+            time.sleep(_POLL_S)

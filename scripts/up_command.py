@@ -1,5 +1,4 @@
-"""What `kvhive up` does around a start: reads the file, meets a cluster that is already there, and says
-where everything is."""
+"""What `kvhive up` does around a start: reads the file, meets a running cluster, says where things are."""
 
 from __future__ import annotations
 
