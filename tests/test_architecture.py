@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from kvhive.proto.config import ClusterConfig, to_mapping
+
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("proto", "kernels", "worker", "router", "scripts")
 
@@ -200,3 +202,19 @@ def test_importing_what_a_status_needs_brings_neither_torch_nor_ray() -> None:
         "import kvhive.scripts.cli, kvhive.scripts.client, kvhive.scripts.completion, kvhive.scripts.teardown"
     )
     assert not loaded & {"torch", "ray"}
+
+
+def test_the_readme_has_a_line_for_every_file() -> None:
+    tree = (ROOT / "README.md").read_text().partition("## The tree")[2].partition("##")[0]
+    listed = {line.split()[0] for line in tree.splitlines() if line.startswith("    ")}
+    wanted = {path.name for path in MODULES.values() if path.name != "__init__.py"}
+    assert wanted - listed == set(), "files without a line"
+    assert {name for name in listed if name.endswith(".py")} - wanted == set(), "lines without a file"
+
+
+def test_the_readme_has_a_row_for_every_configuration_key() -> None:
+    text = (ROOT / "README.md").read_text()
+    mapping = to_mapping(ClusterConfig())
+    for key, value in mapping.items():
+        for name in [f"{key}.{inner}" for inner in value] if isinstance(value, dict) else [key]:
+            assert f"| `{name}` |" in text, name
