@@ -81,7 +81,7 @@ class _Reader:
             value = self._value(int(self._scalar("I")), key)
             if value is not None:
                 metadata[key] = value
-        if int(metadata.get("split.count", 0) or 0) > 1:  # type: ignore[arg-type]
+        if metadata.get("split.count", 0) not in (0, 1):
             raise ModelError(f"{self._path}: is one part of a split GGUF; merge the parts first")
         headers = [self._tensor_header() for _ in range(tensor_count)]
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)

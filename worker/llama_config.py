@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,10 @@ from kvhive.proto.errors import ModelError
 
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes per element of each dtype that weights and KV may have."""
+
+MAX_SIZE = 1 << 24
+"""Of any dimension and of the context; beyond it a config is damaged, and would ask for absurd memory."""
+MAX_LAYERS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +62,20 @@ class LlamaConfig:
         """Raise ModelError, naming `source`, unless the sizes agree with each other."""
         sizes = ("vocab_size", "hidden_size", "intermediate_size", "layers", "heads", "kv_heads", "head_dim")
         for name in (*sizes, "max_context"):
-            if getattr(self, name) < 1:
-                raise ModelError(f"{source}: {name} must be at least 1, is {getattr(self, name)}")
+            if not 1 <= getattr(self, name) <= MAX_SIZE:
+                raise ModelError(f"{source}: {name} must be 1 to {MAX_SIZE}, is {getattr(self, name)}")
+        if self.layers > MAX_LAYERS:
+            raise ModelError(f"{source}: layers must be 1 to {MAX_LAYERS}, is {self.layers}")
         if self.heads % self.kv_heads:
             raise ModelError(f"{source}: {self.heads} heads are no multiple of {self.kv_heads} KV heads")
         if self.head_dim % 2:
             raise ModelError(f"{source}: head_dim {self.head_dim} is odd, rotary embedding needs pairs")
         scaling = self.rope_scaling
-        if not self.rope_theta > 0 or (scaling is not None and not scaling.factor > 0):
-            raise ModelError(f"{source}: rope theta and scaling factor must be above 0")
+        positive = [self.rms_norm_eps, self.rope_theta]
+        if scaling is not None:
+            positive += [scaling.factor, scaling.low_frequency_factor, *scaling.factors]
+            positive.append(scaling.high_frequency_factor - scaling.low_frequency_factor)
+        if not all(math.isfinite(value) and value > 0 for value in positive):
+            raise ModelError(f"{source}: rms_norm_eps, rope theta and rope scaling factors must be above 0")
         if scaling is not None and scaling.kind == "factors" and len(scaling.factors) != self.head_dim // 2:
             raise ModelError(f"{source}: {len(scaling.factors)} rope factors, needs {self.head_dim // 2}")

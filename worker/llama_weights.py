@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -123,6 +124,11 @@ class _Places:
 
     def _stack(self, trailing: tuple[int, ...], parts: dict[str, int]) -> torch.Tensor:
         """Allocate one tensor for the parts below each other and note each part's place in it."""
-        fused = torch.empty((sum(parts.values()), *trailing), dtype=self._dtype, device=self._device)
+        shape = (sum(parts.values()), *trailing)
+        try:
+            fused = torch.empty(shape, dtype=self._dtype, device=self._device)
+        except RuntimeError as error:  # torch's only error for "no memory" on the CPU; CUDA's is a subclass
+            nbytes = math.prod(shape) * self._dtype.itemsize
+            raise ModelError(f"tensor {next(iter(parts))}: {self._device} has no {nbytes} bytes") from error
         self._open.update(zip(parts, fused.split(list(parts.values())), strict=True))
         return fused

@@ -31,7 +31,5 @@ def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
     wavelengths = 2 * math.pi / frequencies
     turns = scaling.original_max_context / wavelengths
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-    if not high > low:
-        raise ModelError(f"rope scaling llama3: high_freq_factor {high} must exceed low_freq_factor {low}")
     blend = ((turns - low) / (high - low)).clamp(0, 1)
     return (1 - blend) * frequencies / scaling.factor + blend * frequencies
