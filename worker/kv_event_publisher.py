@@ -139,6 +139,7 @@ class KvEventPublisher:
         self._idle.clear()
         try:
             while not self._close_requested.is_set():
+                _raise_if_cancelled()
                 try:
                     await self._advance()
                     self._recovered()
@@ -377,6 +378,13 @@ class KvEventPublisher:
         # In this order: who adds events after the flag is down wakes us, who did before is seen as pending.
         self._wake.clear()
         self._wake_requested = False
+
+
+def _raise_if_cancelled() -> None:
+    """Python 3.11's wait_for, with which the Redis client sends, can swallow a cancellation: honour it."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _flat(fields: dict[str, str]) -> list[str]:
