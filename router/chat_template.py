@@ -12,6 +12,7 @@ output is the tests' oracle.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -104,7 +105,7 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
         self.clock = clock
-        self.deadline: ContextVar[float] = ContextVar("deadline")
+        self.deadline: ContextVar[float] = ContextVar("deadline", default=math.inf)
         self.filters["tojson"] = _tojson
         self.globals["raise_exception"] = _raise_exception
 

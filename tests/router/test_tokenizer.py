@@ -8,6 +8,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,17 @@ def test_every_token_has_the_bytes_that_decoding_gives(tokenizer: TextTokenizer)
     assert tokenizer.is_byte_level
     for token_id in range(0, tokenizer.vocab_size, 7):
         assert tokenizer.token_bytes(token_id).decode(errors="replace") == tokenizer.decode([token_id])
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(gguf_path: Path) -> None:
+    loaded = TextTokenizer.load(gguf_path, max_tokens=8191)
+    assert len(loaded.encode(" " * 100_000, True)) < 8191
+    start = time.monotonic()
+    with pytest.raises(InvalidRequest, match=r"^prompt: must have at most 8191 tokens, has at least \d+ "):
+        loaded.encode("hello world " * 1_300_000, True)
+    with pytest.raises(InvalidRequest, match=r"^prompt: "):
+        loaded.encode_chat([ChatMessage("user", "é" * 8_000_000)])
+    assert time.monotonic() - start < 1
 
 
 def test_several_end_tokens_come_from_the_generation_config(hf_directory: Path, tmp_path: Path) -> None:
