@@ -303,6 +303,49 @@ def test_a_sentencepiece_gguf_equals_transformers(tmp_path: Path) -> None:
     assert not ours.is_byte_level
 
 
+MERGES = [
+    "1 2",
+    "12 3",
+    "123 4",
+    "Ġ Ġ",
+    "ĠĠ Ġ",
+    "' s",
+    "' S",
+    "Ċ Ċ",
+    "Ġ a",
+    "a b",
+    "! Ċ",
+    "! !",
+    ". a",
+    "Ġ 1",
+]
+
+
+@pytest.mark.parametrize(
+    "pre", ["default", "gpt-2", "llama-bpe", "llama3", "qwen2", "deepseek-r1-qwen", "starcoder"]
+)
+def test_each_pre_tokenizer_splits_as_transformers_does(tmp_path: Path, pre: str) -> None:
+    """The merges reach over every place where one of the splits cuts and another does not."""
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
+
+    tokens = ["<|endoftext|>", *sorted(ByteLevel.alphabet()), *(merge.replace(" ", "") for merge in MERGES)]
+    types = [3] + [1] * (len(tokens) - 2) + [4]
+    path = write_gguf(
+        tmp_path / "bpe.gguf",
+        model="gpt2",
+        pre=pre,
+        tokens=tokens,
+        token_type=types,
+        merges=MERGES,
+        eos_token_id=0,
+    )
+    ours = TextTokenizer.load(path)
+    theirs, _ = convert_gguf_tokenizer(*get_gguf_tokenizer(str(path))[:2])
+    for text in [*TEXTS, "12345 1234", "x's X'S", "   a\n\n  b", "!!\n\n", "..ab 1 ab.ab", "a    1"]:
+        assert ours.encode(text, False) == theirs.encode(text, add_special_tokens=False).ids, repr(text)
+
+
 def test_an_unknown_pre_tokenizer_or_model_is_named(tmp_path: Path) -> None:
     fields = {"model": "gpt2", "tokens": ["a", "b"], "merges": ["a b"], "pre": "from-the-future"}
     with pytest.raises(ModelError, match="pre-tokenizer 'from-the-future'"):
