@@ -16,8 +16,8 @@ from pathlib import Path
 
 import grpc
 import redis.asyncio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -25,7 +25,7 @@ from redis.backoff import NoBackoff
 from kvhive.proto.block_hash import root_hash
 from kvhive.proto.config import ClusterConfig
 from kvhive.proto.index_schema import IndexKeys
-from kvhive.proto.v1 import inference_pb2, inference_pb2_grpc
+from kvhive.proto.v1 import inference_pb2_grpc
 from kvhive.router.cluster_view import ClusterView
 from kvhive.router.dispatcher import Dispatcher, DispatchLimits
 from kvhive.router.frontend import ModelInfo
@@ -46,10 +46,10 @@ from kvhive.router.worker_registry import ModelSpec, WorkerRegistry
 
 log = logging.getLogger(__name__)
 
-MAX_PREDICTED_BLOCKS = 1_000_000
-"""Blocks that requests on their way may be expected to create; about 200 bytes each."""
 TOKENIZER_THREADS = 2
 STOP_GRACE_S = 2.0
+HOUSEKEEPING_S = 0.25
+_SERVICE = "kvhive.v1.Inference"
 
 # Clients may ping idle and silent streams: a long prefill is not a broken connection.
 _KEEPALIVE_OPTIONS = [
@@ -91,16 +91,12 @@ async def run_router(
     """Serve until `stop` is set; `ready` is called once both doors are open."""
     async with AsyncExitStack() as stack:
         executor = stack.enter_context(ThreadPoolExecutor(TOKENIZER_THREADS, "tokenizer"))
-        tokenizer = await asyncio.get_running_loop().run_in_executor(
-            executor, TextTokenizer.load, options.model_path
-        )
-        state, reader = await stack.enter_async_context(_routing_state(options))
+        tokenizer = await asyncio.get_running_loop().run_in_executor(executor, _load_tokenizer, options)
+        state, view = await stack.enter_async_context(_routing_state(options))
         workers = GrpcWorkerClient(options.cluster_token)
         stack.push_async_callback(workers.close)
-        state.registry.on_leave(lambda worker_id: _forget(state, worker_id))
         metrics = RequestMetrics()
         dispatcher = _dispatcher(options, tokenizer, executor, state, workers, metrics)
-        view = ClusterView(options, state, reader)
         http = HttpServer(create_app(dispatcher, metrics.registry, options.config.router.max_request_bytes))
         server, health_service = _grpc_server(options, dispatcher, view)
         router = options.config.router
@@ -109,14 +105,14 @@ async def run_router(
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         http_port = await http.start(router.host, router.http_port)
         stack.push_async_callback(http.stop, STOP_GRACE_S)
-        watcher = asyncio.create_task(_watch_health(health_service, dispatcher))
-        stack.callback(watcher.cancel)
+        housekeeper = asyncio.create_task(_keep_house(health_service, state.registry, workers))
+        stack.callback(housekeeper.cancel)
         ready(RouterEndpoints(f"{router.host}:{grpc_port}", f"http://{router.host}:{http_port}"))
         await stop.wait()
 
 
 @asynccontextmanager
-async def _routing_state(options: RouterOptions) -> AsyncIterator[tuple[RoutingState, KvIndexReader]]:
+async def _routing_state(options: RouterOptions) -> AsyncIterator[tuple[RoutingState, ClusterView]]:
     """Open what routing reads, and keep it fed from Redis until the end."""
     config = options.config
     client = redis.asyncio.Redis.from_url(
@@ -132,10 +128,16 @@ async def _routing_state(options: RouterOptions) -> AsyncIterator[tuple[RoutingS
     )
     mirror = KvIndexMirror()
     reader = KvIndexReader(client, keys, registry, mirror)
-    predicted = PredictedBlocks(ttl_s=config.router.predicted_ttl_s, max_entries=MAX_PREDICTED_BLOCKS)
+    predicted, loads = PredictedBlocks(config.router.predicted_ttl_s), LoadTracker()
+    reader.on_stored.append(predicted.forget)
+    registry.on_join.append(lambda record: predicted.drop(record.worker_id))  # an epoch begins empty
+    registry.on_leave.extend([predicted.drop, loads.drop])
+    view = ClusterView(
+        config.cluster, options.model_name, options.version, registry, mirror, reader, time.monotonic
+    )
     tasks = [asyncio.create_task(registry.run()), asyncio.create_task(reader.run())]
     try:
-        yield RoutingState(registry, mirror, predicted, LoadTracker()), reader
+        yield RoutingState(registry, mirror, predicted, loads), view
     finally:
         for task in tasks:
             task.cancel()
@@ -173,32 +175,35 @@ def _dispatcher(
 
 def _grpc_server(
     options: RouterOptions, dispatcher: Dispatcher, view: ClusterView
-) -> tuple[grpc.aio.Server, health.HealthServicer]:
+) -> tuple[grpc.aio.Server, health_aio.HealthServicer]:
     limit = options.config.router.max_request_bytes
     server = grpc.aio.server(options=[*_KEEPALIVE_OPTIONS, ("grpc.max_receive_message_length", limit)])
     service = InferenceService(dispatcher, view.describe)
     inference_pb2_grpc.add_InferenceServicer_to_server(service, server)
-    health_service = health.HealthServicer()
+    health_service = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
-    name = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
-    reflection.enable_server_reflection((name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    reflection.enable_server_reflection((_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     return server, health_service
 
 
-async def _watch_health(service: health.HealthServicer, dispatcher: Dispatcher) -> None:
-    """Keep grpc.health.v1 in step with whether a worker serves."""
-    name = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
-    status = health_pb2.HealthCheckResponse
+async def _keep_house(
+    service: health_aio.HealthServicer, registry: WorkerRegistry, workers: GrpcWorkerClient
+) -> None:
+    """Keep grpc.health.v1, and the channels to workers, in step with who serves."""
     last = None
     while True:
-        now = status.SERVING if dispatcher.ready() else status.NOT_SERVING
+        serving = bool(registry.routable(time.monotonic()))
+        now = (
+            health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
         if now != last:
-            await service.set(name, now)
+            await service.set(_SERVICE, now)
             await service.set("", now)
             last = now
-        await asyncio.sleep(0.25)
+        await workers.retain({view.record.address for view in registry.views()})
+        await asyncio.sleep(HOUSEKEEPING_S)
 
 
-def _forget(state: RoutingState, worker_id: str) -> None:
-    state.predicted.drop(worker_id)
-    state.loads.drop(worker_id)
+def _load_tokenizer(options: RouterOptions) -> TextTokenizer:
+    timeout_s = options.config.router.template_timeout_s
+    return TextTokenizer.load(options.model_path, timeout_s, max_tokens=options.max_context)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import grpc
@@ -40,27 +41,28 @@ class WorkerClient(Protocol):
         """
         ...
 
-    async def forget(self, address: str) -> None:
-        """Close what is open to a worker that has left."""
-        ...
 
-    async def close(self) -> None:
-        """Close everything."""
-        ...
+@dataclass(slots=True)
+class _Connection:
+    channel: grpc.aio.Channel
+    stub: Any
+    calls: int = 0
 
 
 class GrpcWorkerClient:
-    """One channel per worker address, opened on first use and closed when the worker leaves."""
+    """One channel per worker address, opened on first use and closed when nobody lives there any more."""
 
     def __init__(self, cluster_token: str) -> None:
         self._metadata = ((CLUSTER_TOKEN_KEY, cluster_token),)
-        self._channels: dict[str, tuple[grpc.aio.Channel, Any]] = {}
+        self._connections: dict[str, _Connection] = {}
 
     async def generate(
         self, address: str, request: worker_pb2.WorkerGenerateRequest
     ) -> AsyncGenerator[worker_pb2.WorkerGenerateResponse, None]:
         """See WorkerClient."""
-        call = self._stub(address).Generate(request, metadata=self._metadata)
+        connection = self._connection(address)
+        connection.calls += 1
+        call = connection.stub.Generate(request, metadata=self._metadata)
         try:
             async for response in call:
                 yield response
@@ -72,23 +74,26 @@ class GrpcWorkerClient:
             raise
         finally:
             call.cancel()
+            connection.calls -= 1
 
-    async def forget(self, address: str) -> None:
-        """See WorkerClient."""
-        channel, _ = self._channels.pop(address, (None, None))
-        if channel is not None:
-            await channel.close()
+    async def retain(self, addresses: Collection[str]) -> None:
+        """Close the channels to all other addresses, but for those with a stream that still goes on."""
+        for address, connection in list(self._connections.items()):
+            if address not in addresses and not connection.calls:
+                del self._connections[address]
+                await connection.channel.close()
 
     async def close(self) -> None:
-        """See WorkerClient."""
-        for address in list(self._channels):
-            await self.forget(address)
+        """Close everything."""
+        while self._connections:
+            _, connection = self._connections.popitem()
+            await connection.channel.close()
 
-    def _stub(self, address: str) -> Any:
-        if address not in self._channels:
+    def _connection(self, address: str) -> _Connection:
+        if address not in self._connections:
             channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
-            self._channels[address] = (channel, worker_pb2_grpc.WorkerStub(channel))
-        return self._channels[address][1]
+            self._connections[address] = _Connection(channel, worker_pb2_grpc.WorkerStub(channel))
+        return self._connections[address]
 
 
 def _being_cancelled() -> bool:

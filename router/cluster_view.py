@@ -1,0 +1,70 @@
+"""The cluster as this router sees it, for GetCluster and `kvhive status`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvhive.proto.v1 import inference_pb2 as pb
+from kvhive.router.kv_index_mirror import KvIndexMirror
+from kvhive.router.kv_index_reader import KvIndexReader
+from kvhive.router.worker_registry import WorkerRegistry, WorkerView
+
+CONNECTED_WITHIN_S = 2.0
+"""An index heard of this lately counts as connected; in peace it is heard of ten times a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """Describes one cluster. Cheap enough to be asked several times a second."""
+
+    cluster: str
+    model: str
+    version: str
+    registry: WorkerRegistry
+    mirror: KvIndexMirror
+    reader: KvIndexReader
+    clock: Callable[[], float]
+
+    def describe(self) -> pb.GetClusterResponse:
+        """Return everything that is known now."""
+        routable = {view.record.worker_id for view in self.registry.routable(self.clock())}
+        staleness_s = self.mirror.staleness_s()
+        return pb.GetClusterResponse(
+            cluster=self.cluster,
+            model=self.model,
+            version=self.version,
+            workers=[
+                _worker(view, self.mirror, view.record.worker_id in routable)
+                for view in self.registry.views()
+            ],
+            index=pb.IndexInfo(
+                staleness_s=staleness_s,
+                blocks=self.mirror.total_blocks(),
+                resyncs=self.reader.counters.resyncs,
+                connected=staleness_s < CONNECTED_WITHIN_S,
+            ),
+        )
+
+
+def _worker(view: WorkerView, mirror: KvIndexMirror, routable: bool) -> pb.WorkerInfo:
+    record, load = view.record, view.record.load
+    return pb.WorkerInfo(
+        id=record.worker_id,
+        state=record.state.value,
+        epoch=record.epoch,
+        address=record.address,
+        device=record.device,
+        pid=record.pid,
+        blocks=pb.Blocks(
+            total=load.blocks_total, live=load.blocks_live, cached=load.blocks_cached, free=load.blocks_free
+        ),
+        running=load.running,
+        waiting=load.waiting,
+        queued_prefill_tokens=load.queued_prefill_tokens,
+        prefix_query_tokens=load.prefix_queries,
+        prefix_hit_tokens=load.prefix_hits,
+        preemptions=load.preemptions,
+        indexed_blocks=mirror.block_count(record.worker_id),
+        routable=routable,
+    )
