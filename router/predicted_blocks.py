@@ -32,6 +32,8 @@ class PredictedBlocks:
 
     def add(self, worker_id: str, keys: Sequence[BlockKey], now: float) -> None:
         """Expect a worker to hold these blocks soon; again renews them. O(keys)."""
+        if not keys:
+            return
         own = self._of_worker.setdefault(worker_id, set())
         for key in reversed(keys):
             entry = (worker_id, key)

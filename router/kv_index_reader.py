@@ -1,0 +1,275 @@
+"""Keeps the mirror true to Redis: one snapshot per worker and epoch, then the workers' streams.
+
+A snapshot is the stream's newest id, read first, and then the SET; changes made while the SET is read come
+again with the stream, and applying them twice is harmless. Batches are numbered, so anything that was
+missed shows as a gap and costs one snapshot of that worker alone. What Redis holds is bytes to be checked,
+never more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError, ResponseError
+
+from kvhive.proto.block_hash import BLOCK_KEY_BYTES, BlockKey
+from kvhive.proto.index_schema import KEYS_PER_BATCH, IndexKeys, WorkerRecord, parse_stream_id, stream_id
+from kvhive.proto.kv_events import EventBatch, RemovalCause, unpack_keys
+from kvhive.router.kv_index_mirror import KvIndexMirror
+from kvhive.router.redis_connection import backoff_s, raise_if_cancelled
+from kvhive.router.worker_registry import WorkerRegistry
+
+log = logging.getLogger(__name__)
+
+BATCHES_PER_READ = 16
+"""Of one stream; a reader that is behind reads again at once."""
+BLOCK_S = 0.1
+"""Longest wait for news; also how soon a new worker joins the read."""
+
+
+@dataclass(slots=True)
+class ReaderCounters:
+    """What happened since the reader was made."""
+
+    batches: int = 0
+    snapshots: int = 0
+    resyncs: int = 0
+    """Snapshots of workers that were known before: a gap, a trimmed stream, a new epoch."""
+    malformed: int = 0
+    """Entries, keys or whole Redis keys that are not what the schema says."""
+    failures: int = 0
+    """Failed conversations with Redis."""
+
+
+@dataclass(slots=True, eq=False)
+class _Cursor:
+    """Where the reader is in one worker's epoch."""
+
+    epoch: int
+    synced: bool = False
+    last_id: str = ""
+    seq: int = 0
+    distrusted: bool = False
+    """A malformed entry was met and answered with a snapshot; further ones of this epoch are skipped."""
+    broken: bool = False
+    """The keys are of another type; nothing to read until a new epoch."""
+
+
+def parse_batch(fields: Mapping[bytes, bytes]) -> EventBatch:
+    """Read a stream entry; unknown fields are ignored. Raises ValueError."""
+    stored: tuple[BlockKey, ...] = ()
+    removed: dict[RemovalCause, tuple[BlockKey, ...]] = {}
+    for name, packed in fields.items():
+        if name == b"stored":
+            stored = unpack_keys(packed)
+        elif name.startswith(b"removed:"):
+            removed[RemovalCause(name[len(b"removed:") :].decode())] = unpack_keys(packed)
+    return EventBatch(stored, removed)
+
+
+class KvIndexReader:
+    """Mirrors every worker that the registry knows. For the event loop's thread.
+
+    `on_stored` handlers hear (worker id, keys) of each applied batch, so that predictions can be settled.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        keys: IndexKeys,
+        registry: WorkerRegistry,
+        mirror: KvIndexMirror,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.counters = ReaderCounters()
+        self.on_stored: list[Callable[[str, Sequence[BlockKey]], None]] = []
+        self._redis = redis
+        self._keys = keys
+        self._mirror = mirror
+        self._clock = clock
+        self._cursors: dict[str, _Cursor] = {}
+        self._failures = 0
+        # A wait must end before the client takes the silence for a dead server.
+        timeout_s = redis.connection_pool.connection_kwargs.get("socket_timeout")
+        self._block_s = min(BLOCK_S, timeout_s / 2) if timeout_s else BLOCK_S
+        registry.on_join.append(self._follow)
+        registry.on_leave.append(self._unfollow)
+        for view in registry.views():
+            self._follow(view.record)
+
+    async def run(self) -> None:
+        """Mirror until cancelled."""
+        while True:
+            raise_if_cancelled()
+            try:
+                if self._failures:
+                    await self._verify()
+                await self.advance()
+            except (RedisError, OSError) as error:
+                self._failures += 1
+                self.counters.failures += 1
+                if self._failures == 1:
+                    log.warning("index not readable, keeping the mirror: %r", error)
+                await asyncio.sleep(backoff_s(self._failures))
+            else:
+                if self._failures:
+                    log.info("index readable again")
+                self._failures = 0
+
+    async def advance(self) -> None:
+        """Snapshot who needs it, then apply what the streams have; waits BLOCK_S for news at most."""
+        for worker_id, cursor in list(self._cursors.items()):
+            if not cursor.synced and not cursor.broken:
+                await self._snapshot(worker_id, cursor)
+        self._mirror.sweep()
+        asked_at = self._clock()
+        streams = {
+            self._keys.events(worker_id, cursor.epoch): worker_id
+            for worker_id, cursor in self._cursors.items()
+            if cursor.synced
+        }
+        if not streams:
+            await self._redis.ping()
+            self._mirror.touch(asked_at)
+            await asyncio.sleep(self._block_s)
+            return
+        try:
+            reply: Any = await self._redis.xread(
+                {name: self._cursors[worker_id].last_id for name, worker_id in streams.items()},
+                count=BATCHES_PER_READ,
+                block=max(1, round(self._block_s * 1000)),
+            )
+        except ResponseError:
+            await self._set_aside_broken()
+            return
+        caught_up = True
+        for name, entries in _entries_by_stream(reply):
+            worker_id = streams[name]
+            caught_up = caught_up and len(entries) < BATCHES_PER_READ
+            await self._apply(worker_id, self._cursors.get(worker_id), entries)
+        if caught_up:
+            self._mirror.touch(asked_at)
+
+    def _follow(self, record: WorkerRecord) -> None:
+        known = self._cursors.get(record.worker_id)
+        if known is None or known.epoch != record.epoch:
+            if known is not None and known.synced:
+                self.counters.resyncs += 1
+            self._cursors[record.worker_id] = _Cursor(record.epoch)
+
+    def _unfollow(self, worker_id: str) -> None:
+        self._cursors.pop(worker_id, None)
+        self._mirror.drop(worker_id)
+
+    def _resync(self, worker_id: str, cursor: _Cursor, why: str) -> None:
+        cursor.synced = False
+        self.counters.resyncs += 1
+        log.warning("resync worker_id=%s epoch=%d: %s", worker_id, cursor.epoch, why)
+
+    async def _snapshot(self, worker_id: str, cursor: _Cursor) -> None:
+        load = self._mirror.load(worker_id)
+        complete = False
+        try:
+            top = await self._top(worker_id, cursor)
+            position = -1
+            while position != 0:
+                position, members = await self._redis.sscan(
+                    self._keys.blocks(worker_id, cursor.epoch), max(position, 0), count=KEYS_PER_BATCH
+                )
+                keys = [
+                    BlockKey(key) for key in members if isinstance(key, bytes) and len(key) == BLOCK_KEY_BYTES
+                ]
+                self.counters.malformed += len(members) - len(keys)
+                load.add(keys)
+            complete = self._cursors.get(worker_id) is cursor
+        except ResponseError as error:
+            self._break(worker_id, cursor, error)
+        finally:
+            if complete:
+                load.commit()
+            else:
+                load.abandon()
+        if complete:
+            cursor.synced = True
+            cursor.last_id, cursor.seq = top
+            self.counters.snapshots += 1
+
+    async def _top(self, worker_id: str, cursor: _Cursor) -> tuple[str, int]:
+        """The newest id of a worker's stream and its number; the epoch's zero when there is none."""
+        newest: Any = await self._redis.xrevrange(self._keys.events(worker_id, cursor.epoch), count=1)
+        if not newest:
+            return stream_id(cursor.epoch, 0), 0
+        top = newest[0][0].decode()
+        return top, parse_stream_id(top)[1]
+
+    async def _apply(
+        self, worker_id: str, cursor: _Cursor | None, entries: Sequence[tuple[bytes, dict[bytes, bytes]]]
+    ) -> None:
+        for entry_id, fields in entries:
+            if cursor is None or self._cursors.get(worker_id) is not cursor:
+                return  # it left, or began a new epoch, while we gave way to others
+            epoch, seq = parse_stream_id(entry_id)
+            try:
+                batch = parse_batch(fields)
+                if epoch != cursor.epoch:
+                    raise ValueError(f"entry {entry_id!r} is not of epoch {cursor.epoch}")
+            except ValueError as error:
+                self.counters.malformed += 1
+                if not cursor.distrusted:
+                    cursor.distrusted = True
+                    self._resync(worker_id, cursor, f"malformed entry: {error}")
+                    return
+            else:
+                if seq != cursor.seq + 1:
+                    self._resync(worker_id, cursor, f"batch {seq} came after {cursor.seq}")
+                    return
+                self._mirror.apply(worker_id, batch)
+                self.counters.batches += 1
+                for tell in self.on_stored:
+                    tell(worker_id, batch.stored)
+            cursor.last_id, cursor.seq = entry_id.decode(), seq
+            await asyncio.sleep(0)
+
+    async def _verify(self) -> None:
+        """After an outage: whoever's stream is behind us has been rolled back, so take what is there now.
+
+        With neither stream nor SET Redis has lost them: what we know stays until the worker's new epoch.
+        """
+        for worker_id, cursor in list(self._cursors.items()):
+            if not cursor.synced:
+                continue
+            try:
+                _, seq = await self._top(worker_id, cursor)
+                behind = seq < cursor.seq
+                if behind and await self._redis.exists(self._keys.blocks(worker_id, cursor.epoch)):
+                    self._resync(worker_id, cursor, f"stream ends at {seq}, we are at {cursor.seq}")
+            except ResponseError as error:
+                self._break(worker_id, cursor, error)
+
+    async def _set_aside_broken(self) -> None:
+        """Find the worker whose stream cannot be read, so that the others still are."""
+        for worker_id, cursor in list(self._cursors.items()):
+            try:
+                await self._top(worker_id, cursor)
+            except ResponseError as error:
+                self._break(worker_id, cursor, error)
+
+    def _break(self, worker_id: str, cursor: _Cursor, error: ResponseError) -> None:
+        cursor.broken, cursor.synced = True, False
+        self.counters.malformed += 1
+        log.error("unreadable until a new epoch worker_id=%s epoch=%d: %s", worker_id, cursor.epoch, error)
+
+
+def _entries_by_stream(reply: Any) -> list[tuple[str, list[tuple[bytes, dict[bytes, bytes]]]]]:
+    """Bring the two shapes of an XREAD reply (RESP2: pairs, RESP3: a mapping of nested lists) into one."""
+    if not reply:
+        return []
+    if isinstance(reply, dict):
+        return [(name.decode(), [entry for part in parts for entry in part]) for name, parts in reply.items()]
+    return [(name.decode(), list(entries)) for name, entries in reply]

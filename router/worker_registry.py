@@ -1,0 +1,251 @@
+"""Who is in the cluster: polls the workers' leases and records, and says who may get a request.
+
+A lease is judged on Redis' clock alone. While Redis is away nobody is judged at all; and a worker whose
+record vanishes before its lease could have ended has not died, Redis has lost data: it keeps its place for
+one lease, in which it will register again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from kvhive.proto.index_schema import IndexKeys, WorkerRecord, WorkerState
+from kvhive.router.redis_connection import backoff_s, raise_if_cancelled
+
+log = logging.getLogger(__name__)
+
+MAX_WORKERS = 4096
+"""Most workers read from the index; those with the latest leases beyond it are not seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What a worker must have in common with this router, or their block hashes never meet."""
+
+    model_identity: str
+    """Hex digest, as in WorkerRecord."""
+    block_size: int
+
+    def mismatch(self, record: WorkerRecord) -> str:
+        """Name the field that differs and both values; empty when all agree."""
+        for name in ("block_size", "model_identity"):
+            ours, theirs = getattr(self, name), getattr(record, name)
+            if ours != theirs:
+                return f"{name}: the router has {ours}, the worker has {theirs}"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """A live worker as of the last poll."""
+
+    record: WorkerRecord
+    reported_at: float
+    """When the worker made its load report, on this process' monotonic clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class RawWorker:
+    """What Redis has of one worker id."""
+
+    fields: dict[bytes, bytes]
+    deadline_ms: float
+    """Score in `workers`; 0 when it is not a member."""
+    expires_in_ms: int
+    """PTTL of the record: negative when it is gone or has no expiry."""
+
+
+@dataclass(slots=True)
+class _Member:
+    view: WorkerView
+    lease_until: float
+    """Local time before which the record cannot have expired."""
+    keep_until: float | None = None
+    """Set while the record is missing: the worker leaves then, unless it comes back."""
+    cooldown_until: float = 0.0
+
+
+@dataclass(slots=True)
+class RegistryCounters:
+    """What happened since the registry was made."""
+
+    refused: int = 0
+    """Registrations (worker and epoch) of another model or block size."""
+    malformed: int = 0
+    failed_polls: int = 0
+    leases_ended: int = 0
+
+
+@dataclass(slots=True)
+class WorkerRegistry:
+    """Follows the workers of one cluster. For the event loop's thread; times are monotonic seconds.
+
+    `on_join` is called with the record of a new worker and of a known one's new epoch, `on_leave` with the
+    id of one that is gone; both from within `poll`, so they must be quick and must not raise.
+    """
+
+    redis: Redis
+    keys: IndexKeys
+    spec: ModelSpec
+    lease_s: float
+    cooldown_s: float
+    poll_s: float = 0.25
+    clock: Callable[[], float] = time.monotonic
+    on_join: list[Callable[[WorkerRecord], None]] = field(default_factory=list)
+    on_leave: list[Callable[[str], None]] = field(default_factory=list)
+    counters: RegistryCounters = field(default_factory=RegistryCounters)
+    _members: dict[str, _Member] = field(default_factory=dict)
+    _refused: dict[str, tuple[int, str]] = field(default_factory=dict)
+    _failures: int = 0
+    _grace_until: float = 0.0
+
+    def views(self) -> list[WorkerView]:
+        """Every worker in the cluster, whatever its state, ordered by id."""
+        return [self._members[worker_id].view for worker_id in sorted(self._members)]
+
+    def routable(self, now: float) -> list[WorkerView]:
+        """The workers that may get a request: serving, and not cooling down after a failure."""
+        return [
+            member.view
+            for _, member in sorted(self._members.items())
+            if member.view.record.state is WorkerState.SERVING and now >= member.cooldown_until
+        ]
+
+    def refusals(self) -> dict[str, str]:
+        """Why workers that are registered are not in this cluster: worker id -> reason."""
+        return {worker_id: reason for worker_id, (_, reason) in self._refused.items()}
+
+    def report_failure(self, worker_id: str, epoch: int) -> None:
+        """A request failed for the worker's sake: skip it for a while, then let it be tried again.
+
+        A report about an epoch that is over changes nothing, and a new epoch begins without a stain.
+        """
+        member = self._members.get(worker_id)
+        if member is not None and member.view.record.epoch == epoch:
+            member.cooldown_until = self.clock() + self.cooldown_s
+            log.warning("cooling down worker_id=%s epoch=%d for_s=%g", worker_id, epoch, self.cooldown_s)
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        while True:
+            raise_if_cancelled()
+            try:
+                await self.poll()
+                pause = self.poll_s
+            except (RedisError, OSError) as error:
+                self._failures += 1
+                self.counters.failed_polls += 1
+                if self._failures == 1:
+                    log.warning("registry not readable, keeping %d workers: %r", len(self._members), error)
+                pause = backoff_s(self._failures)
+            await asyncio.sleep(pause)
+
+    async def poll(self) -> None:
+        """Read the registrations once and bring the views up to date. Raises RedisError or OSError."""
+        asked_at = self.clock()
+        now_ms, raw = await self._read()
+        now = self.clock()
+        if self._failures:
+            log.info("registry readable again")
+            self._failures = 0
+            self._grace_until = now + self.lease_s
+        for worker_id, each in raw.items():
+            self._judge(worker_id, each, now_ms, asked_at, now)
+        for worker_id in set(self._refused) - set(raw):
+            del self._refused[worker_id]
+
+    async def _read(self) -> tuple[float, dict[str, RawWorker]]:
+        async with self.redis.pipeline(transaction=False) as pipe:
+            pipe.time()
+            pipe.zrange(self.keys.workers, 0, MAX_WORKERS - 1, withscores=True)
+            (seconds, micros), scores = await pipe.execute()
+            deadlines = {member.decode(errors="replace"): score for member, score in scores}
+            worker_ids = list(deadlines.keys() | self._members.keys())
+            for worker_id in worker_ids:
+                pipe.hgetall(self.keys.worker(worker_id))
+                pipe.pttl(self.keys.worker(worker_id))
+            # A key of another type is that worker's problem, not everybody's.
+            answers = await pipe.execute(raise_on_error=False) if worker_ids else []
+        raw = {}
+        for worker_id, fields, expires in zip(worker_ids, answers[::2], answers[1::2], strict=True):
+            if isinstance(expires, RedisError):
+                raise expires  # such as LOADING: it concerns everybody
+            known = fields if isinstance(fields, dict) else {b"": b""}
+            raw[worker_id] = RawWorker(known, deadlines.get(worker_id, 0), expires)
+        return seconds * 1000 + micros / 1000, raw
+
+    def _judge(self, worker_id: str, raw: RawWorker, now_ms: float, asked_at: float, now: float) -> None:
+        record = self._parse(worker_id, raw)
+        left_ms = max(raw.expires_in_ms, raw.deadline_ms - now_ms)
+        if record is None or left_ms <= 0:
+            self._miss(worker_id, now)
+        elif record.state is WorkerState.STOPPED:
+            self._leave(worker_id, "stopped")
+        elif reason := self.spec.mismatch(record):
+            self._refuse(record, reason)
+        else:
+            self._refused.pop(worker_id, None)
+            self._renew(record, raw.deadline_ms, left_ms, now_ms, asked_at)
+
+    def _parse(self, worker_id: str, raw: RawWorker) -> WorkerRecord | None:
+        if not raw.fields:
+            return None
+        try:
+            record = WorkerRecord.from_fields(raw.fields)
+            if record.worker_id != worker_id:
+                raise ValueError(f"record of {record.worker_id!r}")
+            return record
+        except ValueError as error:
+            self.counters.malformed += 1
+            log.debug("malformed record worker_id=%s error=%s", worker_id, error)
+            return None
+
+    def _renew(
+        self, record: WorkerRecord, deadline_ms: float, left_ms: float, now_ms: float, asked_at: float
+    ) -> None:
+        member = self._members.get(record.worker_id)
+        # A lease was written together with its report, one lease before its deadline. A full Redis renews
+        # only the expiry: then the report stays as old as it is.
+        report_age_s = (now_ms - deadline_ms) / 1000 + self.lease_s
+        reported_at = asked_at - max(0.0, report_age_s)
+        known = member is not None and member.view.record.epoch == record.epoch
+        fresh = _Member(WorkerView(record, reported_at), asked_at + left_ms / 1000)
+        if member is not None and known:
+            fresh.cooldown_until = member.cooldown_until
+        self._members[record.worker_id] = fresh
+        if not known:
+            log.info("joined worker_id=%s epoch=%d at=%s", record.worker_id, record.epoch, record.address)
+            for tell in self.on_join:
+                tell(record)
+
+    def _miss(self, worker_id: str, now: float) -> None:
+        member = self._members.get(worker_id)
+        if member is None:
+            return
+        if member.keep_until is None:
+            lost_by_redis = now < member.lease_until or now < self._grace_until
+            member.keep_until = now + self.lease_s if lost_by_redis else now
+        if now >= member.keep_until:
+            self.counters.leases_ended += 1
+            self._leave(worker_id, "lease over")
+
+    def _refuse(self, record: WorkerRecord, reason: str) -> None:
+        self._leave(record.worker_id, "refused")
+        if self._refused.get(record.worker_id) != (record.epoch, reason):
+            self._refused[record.worker_id] = (record.epoch, reason)
+            self.counters.refused += 1
+            log.error("refused worker_id=%s epoch=%d %s", record.worker_id, record.epoch, reason)
+
+    def _leave(self, worker_id: str, why: str) -> None:
+        member = self._members.pop(worker_id, None)
+        if member is not None:
+            log.info("left worker_id=%s epoch=%d: %s", worker_id, member.view.record.epoch, why)
+            for tell in self.on_leave:
+                tell(worker_id)

@@ -1,0 +1,248 @@
+"""From a publisher's events through a real server into the mirror: the mirror equals the cache."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from kvhive_redis_fixtures import SlowProxy, connect, eventually, kill  # type: ignore[import-not-found]
+from redis.asyncio import Redis
+
+from kvhive.proto.block_hash import BlockKey
+from kvhive.proto.index_schema import IndexKeys, LoadReport, WorkerRecord, WorkerState, stream_id
+from kvhive.proto.kv_events import KvEvent, RemovalCause
+from kvhive.router.kv_index_mirror import KvIndexMirror
+from kvhive.router.kv_index_reader import KvIndexReader
+from kvhive.router.worker_registry import ModelSpec, WorkerRegistry
+from kvhive.scripts.embedded_redis import EmbeddedRedis
+from kvhive.worker.kv_event_publisher import KvEventPublisher
+
+KEYS = IndexKeys("test")
+IDENTITY = "ab" * 32
+LEASE_S = 1.0
+
+
+def key(number: int) -> BlockKey:
+    return BlockKey(number.to_bytes(16, "big"))
+
+
+def stored(*numbers: int) -> list[KvEvent]:
+    return [KvEvent(key(n)) for n in numbers]
+
+
+def removed(*numbers: int) -> list[KvEvent]:
+    return [KvEvent(key(n), RemovalCause.EVICTED) for n in numbers]
+
+
+@dataclass
+class Router:
+    registry: WorkerRegistry
+    mirror: KvIndexMirror
+    reader: KvIndexReader
+
+    def knows(self, worker_id: str) -> set[bytes]:
+        slot = self.mirror._slots.get(worker_id)
+        return set(slot.keys) if slot else set()
+
+
+@contextlib.asynccontextmanager
+async def running(*loops: object) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(each.run()) for each in loops]  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        done, stuck = await asyncio.wait(tasks, timeout=5)
+        assert not stuck
+        for task in done:
+            assert task.cancelled() or task.exception() is None, task.exception()
+
+
+@contextlib.asynccontextmanager
+async def routing(redis: Redis) -> AsyncIterator[Router]:
+    registry = WorkerRegistry(redis, KEYS, ModelSpec(IDENTITY, 16), LEASE_S, 1.0, poll_s=0.05)
+    mirror = KvIndexMirror()
+    router = Router(registry, mirror, KvIndexReader(redis, KEYS, registry, mirror))
+    async with running(registry, router.reader):
+        yield router
+
+
+@contextlib.asynccontextmanager
+async def worker(redis: Redis, worker_id: str = "w1") -> AsyncIterator[KvEventPublisher]:
+    record = WorkerRecord(
+        worker_id, "127.0.0.1:1", 0, "demo", IDENTITY, 16, 2048, 49152, WorkerState.SERVING, "cpu", 1
+    )
+    publisher = KvEventPublisher(redis, KEYS, record, LEASE_S, 0.1, LoadReport)
+    async with running(publisher):
+        yield publisher
+
+
+async def agrees(router: Router, publisher: KvEventPublisher, worker_id: str = "w1") -> None:
+    await eventually(lambda: publisher.lag_batches == 0 and router.knows(worker_id) == publisher.held())
+
+
+async def test_mirrors_what_workers_hold(index_redis: Redis) -> None:
+    """Fault 68: a router that comes late learns everything at once, then follows within milliseconds."""
+    async with worker(index_redis, "w1") as w1, worker(index_redis, "w2") as w2:
+        w1.add(stored(*range(9000)))
+        w2.add(stored(*range(10)))
+        await eventually(lambda: w1.lag_batches == w2.lag_batches == 0)
+        async with routing(index_redis) as router:
+            await agrees(router, w1, "w1")
+            await agrees(router, w2, "w2")
+            heard: list[BlockKey] = []
+            router.reader.on_stored.append(lambda worker_id, keys: heard.extend(keys))
+            w2.add([*removed(9, 8), *stored(77)])
+            await agrees(router, w2, "w2")
+            assert heard == [key(77)]
+            assert router.mirror.match([key(0), key(5), key(20), key(8999)]) == {"w1": 4, "w2": 2}
+            await eventually(lambda: router.mirror.staleness_s() < 0.3)
+            assert router.reader.counters.resyncs == 0
+            await w2.close()
+            await eventually(lambda: router.mirror.block_count("w2") == 0)
+            assert router.mirror.block_count("w1") == 9000
+
+
+async def test_a_gap_costs_exactly_one_resync(index_redis: Redis) -> None:
+    """Fault 57: a gap in the numbers means one snapshot of that worker alone, and no more."""
+    async with worker(index_redis) as w1, worker(index_redis, "w2") as w2, routing(index_redis) as router:
+        w1.add(stored(1, 2))
+        w2.add(stored(3))
+        await agrees(router, w1)
+        await agrees(router, w2, "w2")
+        cursor = router.reader._cursors["w1"]
+        cursor.seq -= 1  # as if a batch had been missed
+        w1.add(stored(100))
+        await eventually(lambda: router.reader.counters.resyncs == 1)
+        await agrees(router, w1)
+        await asyncio.sleep(0.5)
+        assert router.reader.counters.resyncs == 1
+        assert router.reader.counters.snapshots == 3
+
+
+async def test_a_trimmed_stream_costs_one_snapshot(own_redis: EmbeddedRedis) -> None:
+    """Batches that are gone before the router reads them are found by their numbers."""
+    async with connect(own_redis.url) as redis, worker(redis) as w1:
+        w1.add(stored(1))
+        async with SlowProxy(own_redis.url, 0.0) as proxy, connect(proxy.url, 0.5) as far:
+            async with routing(far) as router:
+                await agrees(router, w1)
+                proxy.delay_s = 0.4  # the router hears late
+                await asyncio.sleep(0.2)
+                for n in range(10, 30):
+                    w1.add(stored(n))
+                    await eventually(lambda: w1.lag_batches == 0)
+                    await redis.xtrim(KEYS.events("w1", w1.epoch), maxlen=1, approximate=False)
+                proxy.delay_s = 0.0
+                await agrees(router, w1)
+                assert 1 <= router.reader.counters.resyncs <= 2
+                before = router.reader.counters.resyncs
+                await asyncio.sleep(0.5)
+                assert router.reader.counters.resyncs == before
+
+
+async def test_a_new_epoch_replaces_the_old_content(index_redis: Redis) -> None:
+    """A restarted worker is empty for the router too, though it never said goodbye."""
+    async with routing(index_redis) as router:
+        async with worker(index_redis) as first:
+            first.add(stored(1, 2, 3))
+            await agrees(router, first)
+        async with worker(index_redis) as second:
+            second.add(stored(9))
+            await agrees(router, second)
+            assert router.reader.counters.resyncs == 1
+
+
+async def test_a_crashed_server_and_everybody_recovers(own_redis: EmbeddedRedis) -> None:
+    """Data lost: the mirror goes on with what it has and says how stale it is, then equals the cache."""
+    async with connect(own_redis.url, 0.5) as redis, worker(redis) as w1, routing(redis) as router:
+        w1.add(stored(*range(5000)))
+        await agrees(router, w1)
+        kill(own_redis)
+        w1.add([*removed(4999), *stored(6000)])
+        await eventually(lambda: router.mirror.staleness_s() > 0.5)
+        assert router.mirror.block_count("w1") == 5000
+        await asyncio.to_thread(own_redis.restart)
+        await agrees(router, w1)
+        await eventually(lambda: router.mirror.staleness_s() < 0.3)
+        assert router.reader.counters.resyncs == 1
+        assert [v.record.worker_id for v in router.registry.views()] == ["w1"]
+
+
+async def test_a_frozen_server_costs_no_resync(own_redis: EmbeddedRedis) -> None:
+    """Fault 88: frozen longer than a lease and back: same epoch, nothing is read anew, nobody left."""
+    async with connect(own_redis.url, 0.5) as redis, worker(redis) as w1, routing(redis) as router:
+        w1.add(stored(1, 2))
+        await agrees(router, w1)
+        os.kill(own_redis.pid, signal.SIGSTOP)
+        await asyncio.sleep(1.5)
+        w1.add(stored(3))
+        os.kill(own_redis.pid, signal.SIGCONT)
+        await agrees(router, w1)
+        assert router.reader.counters.resyncs == 0
+        assert w1.counters.resnapshots == 0
+        assert router.reader.counters.snapshots == 1
+
+
+async def test_canaries_are_only_bytes(index_redis: Redis) -> None:
+    """Fault 106: pickles and rubbish in SET and STREAM are counted, answered by one resync, never run."""
+
+    class Canary:
+        def __reduce__(self) -> tuple[object, ...]:
+            return (os.mkdir, ("reader-canary-was-here",))
+
+    async with worker(index_redis) as w1, worker(index_redis, "w2") as w2, routing(index_redis) as router:
+        w1.add(stored(1))
+        w2.add(stored(2))
+        await agrees(router, w1)
+        await agrees(router, w2, "w2")
+        w1_epoch = w1.epoch
+        for seq in range(2, 5):
+            fields = {"stored": pickle.dumps(Canary()), "removed:because": b"x" * 16}
+            await index_redis.xadd(KEYS.events("w1", w1_epoch), fields, id=stream_id(w1_epoch, seq))
+        await eventually(lambda: router.reader.counters.malformed >= 1)
+        # The worker finds entries that are not its own and moves to a new epoch.
+        await eventually(lambda: w1.epoch > w1_epoch)
+        await agrees(router, w1)
+        w2.add(stored(22))
+        await agrees(router, w2, "w2")
+        assert router.reader.counters.resyncs <= 2
+        assert "reader-canary-was-here" not in os.listdir()
+
+
+async def test_keys_of_another_type_concern_only_their_worker(index_redis: Redis) -> None:
+    """A stream that is no stream does not stop the reading of the others."""
+    async with worker(index_redis) as w1, worker(index_redis, "w2") as w2, routing(index_redis) as router:
+        w1.add(stored(1))
+        w2.add(stored(2))
+        await agrees(router, w1)
+        await agrees(router, w2, "w2")
+        await index_redis.set(KEYS.events("w1", w1.epoch), b"not a stream")
+        w2.add(stored(22))
+        await agrees(router, w2, "w2")
+        w1.add(stored(11))
+        await agrees(router, w1)
+
+
+async def test_it_works_behind_a_slow_link_and_ends_when_told(
+    index_redis: Redis, redis_server: EmbeddedRedis
+) -> None:
+    """Fault 94: commands cancelled anywhere never shift answers; loops always end (checked by `running`)."""
+    async with (
+        worker(index_redis) as w1,
+        SlowProxy(redis_server.url, 0.02) as proxy,
+        connect(proxy.url) as slow,
+    ):
+        w1.add(stored(*range(100)))
+        for n in range(25):
+            async with routing(slow):
+                await asyncio.sleep(0.0071 * n)
+        async with routing(slow) as router:
+            await agrees(router, w1)
+            assert router.reader.counters.malformed == 0
