@@ -63,12 +63,11 @@ class LlamaModel:
         for index, layer in enumerate(self._weights.layers):
             hidden = self._attention(layer, hidden, cos, sin, batch, pool[:, index])
             hidden, residual = add_rms_norm(hidden, residual, layer.mlp_norm, self.config.rms_norm_eps)
-            gate_up = F.linear(hidden, layer.gate_up, layer.gate_up_bias)
-            hidden = F.linear(silu_and_mul(gate_up), layer.down, layer.down_bias)
+            hidden = layer.down(silu_and_mul(layer.gate_up(hidden)))
             hidden, residual = add_rms_norm(
                 hidden, residual, self._next_norm(index), self.config.rms_norm_eps
             )
-        return F.linear(hidden[batch.logit_rows], self._weights.head)
+        return self._weights.head(hidden[batch.logit_rows])
 
     def _next_norm(self, index: int) -> torch.Tensor:
         """The norm after layer `index`: the next layer's first, or the model's last."""
@@ -85,10 +84,10 @@ class LlamaModel:
         pool_layer: torch.Tensor,
     ) -> torch.Tensor:
         config = self.config
-        qkv = F.linear(hidden, layer.qkv, layer.qkv_bias).view(hidden.shape[0], -1, config.head_dim)
+        qkv = layer.qkv(hidden).view(hidden.shape[0], -1, config.head_dim)
         # Query and key heads lie side by side and turn by the same angles: one call for both.
         turned = rotary_embedding(qkv[:, : config.heads + config.kv_heads], cos, sin)
         query, key = turned.split((config.heads, config.kv_heads), dim=1)
         reshape_and_cache(key, qkv[:, config.heads + config.kv_heads :], pool_layer, batch.slot_mapping)
         attended = paged_attention(query, pool_layer, batch.attention, self._scale)
-        return F.linear(attended.reshape(hidden.shape[0], -1), layer.output, layer.output_bias)
+        return layer.output(attended.reshape(hidden.shape[0], -1))

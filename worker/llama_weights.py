@@ -9,23 +9,20 @@ from dataclasses import dataclass
 import torch
 
 from kvhive.proto.errors import ModelError
+from kvhive.worker.linear import Linear
 from kvhive.worker.llama_config import LlamaConfig
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaLayer:
-    """One layer. Matrices are [out, in]; a bias that the model lacks is None."""
+    """One layer."""
 
     attention_norm: torch.Tensor
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
-    output: torch.Tensor
-    output_bias: torch.Tensor | None
+    qkv: Linear
+    output: Linear
     mlp_norm: torch.Tensor
-    gate_up: torch.Tensor
-    gate_up_bias: torch.Tensor | None
-    down: torch.Tensor
-    down_bias: torch.Tensor | None
+    gate_up: Linear
+    down: Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +33,15 @@ class LlamaWeights:
     """[vocab_size, hidden]."""
     layers: tuple[LlamaLayer, ...]
     final_norm: torch.Tensor
-    head: torch.Tensor
-    """[vocab_size, hidden]; the embedding itself where the two are tied."""
+    head: Linear
+    """From hidden to the vocabulary; made of the embedding where the two are tied."""
+
+    def pack(self) -> None:
+        """Pack all linear layers, one at a time, so that memory holds one of them twice."""
+        for layer in self.layers:
+            for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
+                linear.pack()
+        self.head.pack()
 
 
 def load_llama(
@@ -57,6 +61,7 @@ def load_llama(
             continue  # derived from the configuration; a copy of the embedding
         places.fill(name, tensor)
     places.finish()
+    model.pack()
     return model
 
 
@@ -77,7 +82,7 @@ class _Places:
         head = embedding
         if not config.tie_embeddings:
             head = self._stack((config.hidden_size,), {"lm_head.weight": config.vocab_size})
-        return LlamaWeights(embedding, layers, final_norm, head)
+        return LlamaWeights(embedding, layers, final_norm, Linear(head))
 
     def fill(self, name: str, tensor: torch.Tensor) -> None:
         """Copy one tensor to its place."""
@@ -105,22 +110,17 @@ class _Places:
         output, down = {f"{attention}.o_proj": hidden}, {f"{mlp}.down_proj": hidden}
         return LlamaLayer(
             attention_norm=self._stack((), {f"{prefix}.input_layernorm.weight": hidden}),
-            qkv=self._matrix(qkv, hidden),
-            qkv_bias=self._bias(qkv, config.attention_bias),
-            output=self._matrix(output, queries),
-            output_bias=self._bias(output, config.output_bias),
+            qkv=self._linear(qkv, hidden, config.attention_bias),
+            output=self._linear(output, queries, config.output_bias),
             mlp_norm=self._stack((), {f"{prefix}.post_attention_layernorm.weight": hidden}),
-            gate_up=self._matrix(gate_up, hidden),
-            gate_up_bias=self._bias(gate_up, config.mlp_bias),
-            down=self._matrix(down, inner),
-            down_bias=self._bias(down, config.mlp_bias),
+            gate_up=self._linear(gate_up, hidden, config.mlp_bias),
+            down=self._linear(down, inner, config.mlp_bias),
         )
 
-    def _matrix(self, parts: dict[str, int], inputs: int) -> torch.Tensor:
-        return self._stack((inputs,), {f"{name}.weight": rows for name, rows in parts.items()})
-
-    def _bias(self, parts: dict[str, int], present: bool) -> torch.Tensor | None:
-        return self._stack((), {f"{name}.bias": rows for name, rows in parts.items()}) if present else None
+    def _linear(self, parts: dict[str, int], inputs: int, biased: bool) -> Linear:
+        weight = self._stack((inputs,), {f"{name}.weight": rows for name, rows in parts.items()})
+        bias = self._stack((), {f"{name}.bias": rows for name, rows in parts.items()}) if biased else None
+        return Linear(weight, bias)
 
     def _stack(self, trailing: tuple[int, ...], parts: dict[str, int]) -> torch.Tensor:
         """Allocate one tensor for the parts below each other and note each part's place in it."""
