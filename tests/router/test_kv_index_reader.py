@@ -10,6 +10,8 @@ import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from kvhive_redis_fixtures import SlowProxy, connect, eventually, kill  # type: ignore[import-not-found]
 from redis.asyncio import Redis
 
@@ -17,10 +19,11 @@ from kvhive.proto.block_hash import BlockKey
 from kvhive.proto.index_schema import IndexKeys, LoadReport, WorkerRecord, WorkerState, stream_id
 from kvhive.proto.kv_events import KvEvent, RemovalCause
 from kvhive.router.kv_index_mirror import KvIndexMirror
-from kvhive.router.kv_index_reader import KvIndexReader
+from kvhive.router.kv_index_reader import KvIndexReader, parse_batch
 from kvhive.router.worker_registry import ModelSpec, WorkerRegistry
 from kvhive.scripts.embedded_redis import EmbeddedRedis
-from kvhive.worker.kv_event_publisher import KvEventPublisher
+from kvhive.worker.event_delta import EventDelta
+from kvhive.worker.kv_event_publisher import KvEventPublisher, _packed
 
 KEYS = IndexKeys("test")
 IDENTITY = "ab" * 32
@@ -87,6 +90,38 @@ async def agrees(router: Router, publisher: KvEventPublisher, worker_id: str = "
     await eventually(lambda: publisher.lag_batches == 0 and router.knows(worker_id) == publisher.held())
 
 
+pool_events = st.lists(
+    st.tuples(st.booleans(), st.integers(0, 40), st.sampled_from(list(RemovalCause)), st.integers(0, 6)),
+    max_size=100,
+)
+
+
+@given(pool_events)
+@settings(max_examples=150, deadline=None)
+def test_any_events_in_any_batches_told_twice_end_in_the_held_set(
+    events: list[tuple[bool, int, RemovalCause, int]],
+) -> None:
+    """Pool events through delta, wire encoding and mirror: what the mirror knows is what is held."""
+    delta, mirror, held = EventDelta(), KvIndexMirror(), set[BlockKey]()
+
+    def deliver(limit: int) -> None:
+        parts = _packed(delta.take(limit))
+        fields = {
+            str(name).encode(): bytes(packed) for name, packed in zip(parts[::2], parts[1::2], strict=True)
+        }
+        for _ in range(2):  # a replayed batch changes nothing
+            mirror.apply("w1", parse_batch(fields))
+
+    for is_stored, number, cause, limit in events:
+        delta.add([KvEvent(key(number), None if is_stored else cause)])
+        (held.add if is_stored else held.discard)(key(number))
+        if limit:
+            deliver(limit)
+    deliver(1000)
+    assert mirror._slots["w1"].keys == held == delta.held()
+    assert mirror.total_blocks() == len(held)
+
+
 async def test_mirrors_what_workers_hold(index_redis: Redis) -> None:
     """Fault 68: a router that comes late learns everything at once, then follows within milliseconds."""
     async with worker(index_redis, "w1") as w1, worker(index_redis, "w2") as w2:
@@ -130,21 +165,24 @@ async def test_a_trimmed_stream_costs_one_snapshot(own_redis: EmbeddedRedis) -> 
     """Batches that are gone before the router reads them are found by their numbers."""
     async with connect(own_redis.url) as redis, worker(redis) as w1:
         w1.add(stored(1))
-        async with SlowProxy(own_redis.url, 0.0) as proxy, connect(proxy.url, 0.5) as far:
-            async with routing(far) as router:
-                await agrees(router, w1)
-                proxy.delay_s = 0.4  # the router hears late
-                await asyncio.sleep(0.2)
-                for n in range(10, 30):
-                    w1.add(stored(n))
-                    await eventually(lambda: w1.lag_batches == 0)
-                    await redis.xtrim(KEYS.events("w1", w1.epoch), maxlen=1, approximate=False)
-                proxy.delay_s = 0.0
-                await agrees(router, w1)
-                assert 1 <= router.reader.counters.resyncs <= 2
-                before = router.reader.counters.resyncs
-                await asyncio.sleep(0.5)
-                assert router.reader.counters.resyncs == before
+        async with (
+            SlowProxy(own_redis.url, 0.0) as proxy,
+            connect(proxy.url, 0.5) as far,
+            routing(far) as router,
+        ):
+            await agrees(router, w1)
+            proxy.delay_s = 0.4  # the router hears late
+            await asyncio.sleep(0.2)
+            for n in range(10, 30):
+                w1.add(stored(n))
+                await eventually(lambda: w1.lag_batches == 0)
+                await redis.xtrim(KEYS.events("w1", w1.epoch), maxlen=1, approximate=False)
+            proxy.delay_s = 0.0
+            await agrees(router, w1)
+            resyncs = router.reader.counters.resyncs
+            assert 1 <= resyncs <= 2
+            await asyncio.sleep(0.5)
+            assert router.reader.counters.resyncs == resyncs
 
 
 async def test_a_new_epoch_replaces_the_old_content(index_redis: Redis) -> None:

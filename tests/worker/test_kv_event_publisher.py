@@ -30,8 +30,10 @@ _spec = importlib.util.spec_from_file_location(
     "kvhive_redis_fixtures", Path(__file__).parents[1] / "redis_fixtures.py"
 )
 assert _spec is not None and _spec.loader is not None
-fixtures = sys.modules.setdefault(_spec.name, importlib.util.module_from_spec(_spec))
-_spec.loader.exec_module(fixtures)
+if _spec.name not in sys.modules:
+    sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(sys.modules[_spec.name])
+fixtures = sys.modules[_spec.name]
 redis_server, index_redis, own_redis = fixtures.redis_server, fixtures.index_redis, fixtures.own_redis
 connect, eventually, kill = fixtures.connect, fixtures.eventually, fixtures.kill
 
