@@ -15,25 +15,17 @@ import random
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, OutOfMemoryError, RedisError, ResponseError
 
 from kvhive.proto.block_hash import BlockKey
-from kvhive.proto.index_schema import (
-    DATA_EXPIRY_LEASES,
-    KEYS_PER_BATCH,
-    STREAM_MAX_BATCHES,
-    IndexKeys,
-    LoadReport,
-    WorkerRecord,
-    WorkerState,
-    stream_id,
-)
-from kvhive.proto.kv_events import EventBatch, KvEvent, pack_keys
+from kvhive.proto.index_schema import KEYS_PER_BATCH, IndexKeys, LoadReport, WorkerRecord, WorkerState
+from kvhive.proto.kv_events import EventBatch, KvEvent
 from kvhive.worker import index_scripts
 from kvhive.worker.event_delta import EventDelta
-from kvhive.worker.index_scripts import IndexScript
+from kvhive.worker.index_calls import Acknowledged, IndexCall, IndexCalls
 
 log = logging.getLogger(__name__)
 
@@ -58,12 +50,6 @@ class PublisherCounters:
     """Times a newer incarnation of this worker id was found in charge."""
 
 
-@dataclass(frozen=True, slots=True)
-class _InFlight:
-    seq: int
-    batch: EventBatch
-
-
 class KvEventPublisher:
     """Registers one worker and publishes its block events.
 
@@ -84,19 +70,16 @@ class KvEventPublisher:
     ) -> None:
         self.counters = PublisherCounters()
         self._redis = redis
-        self._keys = keys
+        self._calls = IndexCalls(keys, record.worker_id, max(1, round(lease_s * 1000)))
         self._record = record
-        self._lease_ms = max(1, round(lease_s * 1000))
         self._heartbeat_s = heartbeat_s
         self._load = load
         self._clock = clock
         self._delta = EventDelta()
         self._registered = False
-        self._in_flight: _InFlight | None = None
-        self._seq = 0
-        """The last acknowledged batch of this epoch."""
-        self._published = 0
-        """Blocks in Redis, counting acknowledged batches only."""
+        self._known = Acknowledged(0)
+        self._in_flight: EventBatch | None = None
+        """Taken from the delta and not acknowledged; after a lost answer Redis may have it or not."""
         self._heartbeat_due = 0.0
         self._publish_after = 0.0
         self._failures = 0
@@ -173,7 +156,8 @@ class KvEventPublisher:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._idle.wait()
                 if self._registered:
-                    await self._deregister()
+                    await self._run(self._calls.deregister(self.epoch))
+                    self._registered = False
         except (RedisError, OSError, TimeoutError) as error:
             log.warning("not deregistered, the lease will end worker_id=%s error=%r", self._id, error)
 
@@ -191,20 +175,12 @@ class KvEventPublisher:
             await self._publish()
 
     async def _register(self) -> None:
-        state = self._record.state
-        fields = self._fields()
-        del fields["epoch"]
-        status, epoch, *found = await self._run_script(
-            index_scripts.REGISTER,
-            [self._keys.workers, self._keys.worker(self._id)],
-            [self._id, self._lease_ms, self._record.epoch, *_flat(fields)],
-        )
+        state, last_epoch = self._record.state, self._record.epoch
+        status, epoch, *found = await self._run(self._calls.register(self._report()))
         if status == index_scripts.FENCED:
             self._fence(int(epoch))
-            return
-        old = {self._record.epoch, *(int(each) for each in found)} - {0}
         self._record = replace(self._record, epoch=int(epoch))
-        self._seq = self._published = 0
+        self._known = Acknowledged(int(epoch))
         self._in_flight = None
         self._delta.restart()
         self._registered = True
@@ -212,34 +188,15 @@ class KvEventPublisher:
             self._heartbeat_due = self._clock() + self._heartbeat_s
             self._beaten.set()
         log.info("registered worker_id=%s epoch=%d blocks=%d", self._id, self.epoch, self._delta.pending)
-        for epoch_before in old:
+        for old in {last_epoch, *(int(each) for each in found)} - {0}:
             # Would expire by itself; unlinked now so that a worker restarting in a loop does not fill Redis.
-            await self._redis.unlink(
-                self._keys.blocks(self._id, epoch_before), self._keys.events(self._id, epoch_before)
-            )
+            await self._redis.unlink(self._calls.blocks(old), self._calls.events(old))
 
     async def _heartbeat(self) -> None:
         state = self._record.state
         self._heartbeat_due = self._clock() + self._heartbeat_s
-        known = self._in_flight is None
-        status, *rest = await self._run_script(
-            index_scripts.HEARTBEAT,
-            [
-                self._keys.workers,
-                self._keys.worker(self._id),
-                self._keys.blocks(self._id, self.epoch),
-                self._keys.events(self._id, self.epoch),
-            ],
-            [
-                self._id,
-                self._lease_ms,
-                self._lease_ms * DATA_EXPIRY_LEASES,
-                self.epoch,
-                self._published if known else -1,
-                self._top(),
-                *_flat(self._fields()),
-            ],
-        )
+        in_doubt = self._in_flight is not None
+        status, *rest = await self._run(self._calls.heartbeat(self._report(), self._known, in_doubt))
         if status == index_scripts.FULL:
             await self._relieve()
             raise OutOfMemoryError("Redis is full; the lease was renewed without a load report")
@@ -248,43 +205,24 @@ class KvEventPublisher:
 
     async def _publish(self) -> None:
         """Send one batch: the one whose answer is missing, or the oldest pending changes."""
-        if self._in_flight is None:
-            batch = self._delta.take(KEYS_PER_BATCH)
-            if not len(batch):
-                return
-            self._in_flight = _InFlight(self._seq + 1, batch)
-        flight = self._in_flight
+        batch = self._in_flight or self._delta.take(KEYS_PER_BATCH)
+        if not len(batch):
+            return
+        self._in_flight = batch
         try:
-            status, *rest = await self._run_script(
-                index_scripts.PUBLISH,
-                [
-                    self._keys.worker(self._id),
-                    self._keys.blocks(self._id, self.epoch),
-                    self._keys.events(self._id, self.epoch),
-                ],
-                [
-                    self.epoch,
-                    stream_id(self.epoch, flight.seq),
-                    STREAM_MAX_BATCHES,
-                    self._lease_ms * DATA_EXPIRY_LEASES,
-                    self._published,
-                    self._top(),
-                    *_packed(flight.batch),
-                ],
-            )
+            status, *rest = await self._run(self._calls.publish(self._known, batch))
         except OutOfMemoryError:
             await self._relieve()
             raise
         if self._accepted(status, rest):
-            self._seq = flight.seq
-            self._published += 2 * len(flight.batch.stored) - len(flight.batch)
+            self._known = self._known.after(batch)
             self._in_flight = None
             self._publish_after = self._clock() + PUBLISH_INTERVAL_S
             self.counters.published_batches += 1
 
     async def _relieve(self) -> None:
         """Give a full Redis our stream's memory back; readers that are behind take a snapshot instead."""
-        await self._redis.unlink(self._keys.events(self._id, self.epoch))
+        await self._redis.unlink(self._calls.events(self.epoch))
 
     def _accepted(self, status: bytes, rest: list[bytes]) -> bool:
         if status == index_scripts.OK:
@@ -305,7 +243,7 @@ class KvEventPublisher:
             self.counters.resnapshots += 1
             log.warning("new epoch and snapshot worker_id=%s epoch=%d: %s", self._id, self.epoch, reason)
 
-    def _fence(self, newer_epoch: int) -> None:
+    def _fence(self, newer_epoch: int) -> NoReturn:
         """A newer incarnation is alive: stay silent, and take over only when its lease is over."""
         if self._registered:
             self._registered = False
@@ -313,33 +251,16 @@ class KvEventPublisher:
             log.error("fenced worker_id=%s epoch=%d newer_epoch=%d", self._id, self.epoch, newer_epoch)
         raise RedisError(f"worker id {self._id} belongs to epoch {newer_epoch}")
 
-    async def _deregister(self) -> None:
-        await self._run_script(
-            index_scripts.DEREGISTER,
-            [
-                self._keys.workers,
-                self._keys.worker(self._id),
-                self._keys.blocks(self._id, self.epoch),
-                self._keys.events(self._id, self.epoch),
-            ],
-            [self._id, self.epoch, self._lease_ms],
-        )
-        self._registered = False
+    def _report(self) -> WorkerRecord:
+        return replace(self._record, load=replace(self._load(), index_lag_batches=self.lag_batches))
 
-    def _fields(self) -> dict[str, str]:
-        load = replace(self._load(), index_lag_batches=self.lag_batches)
-        return replace(self._record, load=load).to_fields()
-
-    def _top(self) -> str:
-        return stream_id(self.epoch, self._seq) if self._seq else ""
-
-    async def _run_script(
-        self, script: IndexScript, keys: list[str], arguments: list[str | int | bytes]
-    ) -> list[bytes]:
+    async def _run(self, call: IndexCall) -> list[bytes]:
+        """Run a script by its digest; a server that has not seen it yet gets the text."""
+        count, parts = len(call.keys), (*call.keys, *call.arguments)
         try:
-            answer = await self._redis.evalsha(script.sha, len(keys), *keys, *arguments)
+            answer = await self._redis.evalsha(call.script.sha, count, *parts)
         except NoScriptError:
-            answer = await self._redis.eval(script.text, len(keys), *keys, *arguments)
+            answer = await self._redis.eval(call.script.text, count, *parts)
         return list(answer)
 
     def _failed(self, error: RedisError | OSError) -> float:
@@ -385,14 +306,3 @@ def _raise_if_cancelled() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
-
-
-def _flat(fields: dict[str, str]) -> list[str]:
-    return [part for pair in fields.items() for part in pair]
-
-
-def _packed(batch: EventBatch) -> list[str | bytes]:
-    parts: list[str | bytes] = ["stored", pack_keys(batch.stored)] if batch.stored else []
-    for cause, keys in batch.removed.items():
-        parts += [f"removed:{cause}", pack_keys(keys)]
-    return parts

@@ -23,7 +23,8 @@ from kvhive.router.kv_index_reader import KvIndexReader, parse_batch
 from kvhive.router.worker_registry import ModelSpec, WorkerRegistry
 from kvhive.scripts.embedded_redis import EmbeddedRedis
 from kvhive.worker.event_delta import EventDelta
-from kvhive.worker.kv_event_publisher import KvEventPublisher, _packed
+from kvhive.worker.index_calls import pack_batch
+from kvhive.worker.kv_event_publisher import KvEventPublisher
 
 KEYS = IndexKeys("test")
 IDENTITY = "ab" * 32
@@ -105,7 +106,7 @@ def test_any_events_in_any_batches_told_twice_end_in_the_held_set(
     delta, mirror, held = EventDelta(), KvIndexMirror(), set[BlockKey]()
 
     def deliver(limit: int) -> None:
-        parts = _packed(delta.take(limit))
+        parts = pack_batch(delta.take(limit))
         fields = {
             str(name).encode(): bytes(packed) for name, packed in zip(parts[::2], parts[1::2], strict=True)
         }

@@ -319,7 +319,7 @@ async def test_a_full_redis_keeps_the_lease_and_recovers(own_redis: EmbeddedRedi
 
 async def test_the_stream_is_trimmed(index_redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stream keeps about the documented number of batches, however many were published."""
-    monkeypatch.setattr("kvhive.worker.kv_event_publisher.STREAM_MAX_BATCHES", 10)
+    monkeypatch.setattr("kvhive.worker.index_calls.STREAM_MAX_BATCHES", 10)
     monkeypatch.setattr("kvhive.worker.kv_event_publisher.PUBLISH_INTERVAL_S", 0.0)
     await index_redis.config_set("stream-node-max-entries", 5)
     async with publishing(index_redis) as publisher:
