@@ -69,10 +69,10 @@ def _end_workers(state: ClusterState, grace_s: float) -> str:
         return ""
     if ray.owned and not (is_alive(ray.head) and grace_s > 0):
         return ""  # they end with our own Ray head
-    from kvhive.scripts import worker_fleet
-
     try:
         with connected(ray):
+            from kvhive.scripts import worker_fleet  # brings ray, which must not be there before `connected`
+
             count = worker_fleet.stop_workers(state.cluster, state.workers, grace_s)
     except ClusterError as error:
         return f"could not ask the workers to stop ({error})"

@@ -116,7 +116,8 @@ def test_down_leaves_no_process_port_or_file_and_can_be_repeated(private_kvhive:
     private_kvhive("up", *TWO_CPU_WORKERS, timeout=UP_TIMEOUT_S)
     state = private_kvhive.state()
     assert is_open(state["grpc"]) and is_open(state["http"])
-    assert "nothing of it is left" in private_kvhive("down", timeout=90).stdout
+    stopped = private_kvhive("down", timeout=90).stdout
+    assert "stopped 2 workers" in stopped and "nothing of it is left" in stopped
     assert_nothing_left(state, private_kvhive.state_dir)
     assert "nothing to stop" in private_kvhive("down").stdout
 
