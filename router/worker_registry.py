@@ -167,7 +167,7 @@ class WorkerRegistry:
             pipe.zrange(self.keys.workers, 0, MAX_WORKERS - 1, withscores=True)
             (seconds, micros), scores = await pipe.execute()
             deadlines = {member.decode(errors="replace"): score for member, score in scores}
-            worker_ids = list(deadlines.keys() | self._members.keys())
+            worker_ids = sorted(deadlines.keys() | self._members.keys())
             for worker_id in worker_ids:
                 pipe.hgetall(self.keys.worker(worker_id))
                 pipe.pttl(self.keys.worker(worker_id))
