@@ -29,11 +29,12 @@ from kvhive.proto.v1 import inference_pb2_grpc
 from kvhive.router.cluster_view import ClusterView
 from kvhive.router.dispatcher import Dispatcher, DispatchLimits
 from kvhive.router.frontend import ModelInfo
-from kvhive.router.grpc_service import InferenceService
+from kvhive.router.grpc_service import REQUEST_TYPES, InferenceService
 from kvhive.router.http_gateway import HttpServer
 from kvhive.router.kv_index_mirror import KvIndexMirror
 from kvhive.router.kv_index_reader import KvIndexReader
 from kvhive.router.load_tracker import LoadTracker
+from kvhive.router.malformed_message import MalformedMessageGuard
 from kvhive.router.metrics import RequestMetrics
 from kvhive.router.openai_api import create_app
 from kvhive.router.placement import Placer, RoutingState
@@ -177,7 +178,10 @@ def _grpc_server(
     options: RouterOptions, dispatcher: Dispatcher, view: ClusterView
 ) -> tuple[grpc.aio.Server, health_aio.HealthServicer]:
     limit = options.config.router.max_request_bytes
-    server = grpc.aio.server(options=[*_KEEPALIVE_OPTIONS, ("grpc.max_receive_message_length", limit)])
+    server = grpc.aio.server(
+        options=[*_KEEPALIVE_OPTIONS, ("grpc.max_receive_message_length", limit)],
+        interceptors=[MalformedMessageGuard(REQUEST_TYPES)],
+    )
     service = InferenceService(dispatcher, view.describe)
     inference_pb2_grpc.add_InferenceServicer_to_server(service, server)
     health_service = health_aio.HealthServicer()
@@ -206,4 +210,4 @@ async def _keep_house(
 
 def _load_tokenizer(options: RouterOptions) -> TextTokenizer:
     timeout_s = options.config.router.template_timeout_s
-    return TextTokenizer.load(options.model_path, timeout_s, max_tokens=options.max_context)
+    return TextTokenizer.load(options.model_path, timeout_s, max_tokens=options.max_context - 1)

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import Any, Protocol
 
 import grpc
+from google.protobuf.message import Message
 
 from kvhive.proto.errors import InvalidRequest, KvhiveError, Overloaded, TimedOut
 from kvhive.proto.v1 import inference_pb2 as pb
@@ -21,6 +22,12 @@ from kvhive.router.request import (
     TextPrompt,
     TokenPrompt,
 )
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["Inference"]
+REQUEST_TYPES: dict[str, type[Message]] = {
+    f"/{_SERVICE.full_name}/{method.name}": getattr(pb, method.input_type.name) for method in _SERVICE.methods
+}
+"""The request message of every RPC, by full method name."""
 
 _REASONS = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
 
