@@ -15,7 +15,7 @@ from pathlib import Path
 from kvhive.proto.errors import ClusterError
 from kvhive.scripts.cluster_state import ClusterState, StateFolder
 from kvhive.scripts.owned_processes import ProcessId, end_processes, is_alive, processes_of
-from kvhive.scripts.ray_driver import connected
+from kvhive.scripts.ray_driver import answers, connected
 
 _REDIS_GRACE_S = 5.0
 _RAY_GRACE_S = 15.0
@@ -64,16 +64,24 @@ def _end(process: ProcessId | None, grace_s: float) -> bool:
 
 
 def _end_workers(state: ClusterState, grace_s: float) -> str:
+    """End the actors through Ray and say so; with a Ray head of our own they end with it in any case.
+
+    Raises ClusterError when a Ray that is not ours is there but refuses: its workers would stay behind.
+    """
     ray = state.ray
     if ray is None or not state.workers:
         return ""
     if ray.owned and not (is_alive(ray.head) and grace_s > 0):
-        return ""  # they end with our own Ray head
+        return ""
+    if not ray.owned and not answers(ray.address):
+        return f"Ray at {ray.address} is gone, and the workers with it"
     try:
         with connected(ray):
             from kvhive.scripts import worker_fleet  # brings ray, which must not be there before `connected`
 
             count = worker_fleet.stop_workers(state.cluster, state.workers, grace_s)
     except ClusterError as error:
+        if not ray.owned:
+            raise
         return f"could not ask the workers to stop ({error})"
     return f"stopped {count} workers"

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,14 @@ class KvhiveCommand:
     """The `kvhive` command with a private state directory."""
 
     state_dir: Path
+    extra: dict[str, str] = field(default_factory=dict)
+    """Added to the environment."""
 
     @property
     def environment(self) -> dict[str, str]:
         """The environment to run it with; no Ray of somebody else's is in it."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        return {**inherited, "KVHIVE_STATE_DIR": str(self.state_dir)}
+        return {**inherited, "KVHIVE_STATE_DIR": str(self.state_dir), **self.extra}
 
     def popen(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         """Start it in the background."""

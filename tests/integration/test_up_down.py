@@ -2,15 +2,21 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
+import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvhive.scripts.owned_processes import RUNTIME_DIR_VARIABLE, processes_of
+from kvhive.scripts.cluster_state import RaySession
+from kvhive.scripts.owned_processes import RUNTIME_DIR_VARIABLE, end_processes, processes_of
+from kvhive.scripts.ray_head import head_environment, start_head
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
@@ -147,3 +153,42 @@ def test_what_a_killed_start_left_is_removed_by_the_next_command(private_kvhive:
     assert refused.returncode == 1 and refused.stderr.count("\n") == 1
     private_kvhive("down", "--grace", "0", timeout=90)
     assert_nothing_left(state, private_kvhive.state_dir)
+
+
+def test_the_demo_ends_well_because_every_later_question_hits(cluster: Any) -> None:
+    result = subprocess.run(
+        [sys.executable, "-P", "-m", "kvhive.scripts.demo"],
+        env=cluster.kvhive.environment,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "4 of 4 later requests hit the shared prefix" in result.stdout
+    assert "cached 0" in result.stdout
+
+
+def test_workers_on_a_ray_that_is_not_ours_leave_without_it(private_kvhive: Any, tmp_path: Path) -> None:
+    """`down` must end the actors and leave the foreign Ray running; a second one of the name is refused."""
+    sessions: list[RaySession] = []
+    head = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+    os.environ[RUNTIME_DIR_VARIABLE] = head
+    try:
+        ray = start_head(Path(head), num_cpus=2, use_gpus=False, started=sessions.append)
+        private_kvhive.extra.update(head_environment(ray.auth_token))
+        arguments = ("--address", ray.address, *TWO_CPU_WORKERS)
+        private_kvhive("up", *arguments, timeout=UP_TIMEOUT_S)
+        state = private_kvhive.state()
+        other = type(private_kvhive)(tmp_path / "other", private_kvhive.extra)
+        other.state_dir.mkdir()
+        refused = other("up", *arguments, timeout=UP_TIMEOUT_S, check=False)
+        assert refused.returncode == 1 and "already has a worker 'w1'" in refused.stderr
+        assert not any(other.state_dir.iterdir())
+        assert len(json.loads(private_kvhive("status", "--json").stdout)["workers"]) == 2
+        assert "stopped 2 workers" in private_kvhive("down", timeout=90).stdout
+        assert processes_of(Path(state["runtime_dir"])) == []
+        assert is_open(ray.address)
+    finally:
+        del os.environ[RUNTIME_DIR_VARIABLE]
+        end_processes(lambda: processes_of(Path(head)), grace_s=10)
+        shutil.rmtree(head, ignore_errors=True)
