@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import sys
 from collections.abc import Sequence
 
@@ -55,7 +54,8 @@ _HIT_SHARE = 0.75
 
 @click.command()
 @click.option("--cluster", "name")
-def main(name: str | None) -> None:
+@click.option("--hints/--no-hints", default=True, help="Say how to go on with the cluster.")
+def main(name: str | None, hints: bool) -> None:
     """Run the demo on a running cluster."""
     try:
         state = choose_cluster(state_root(os.environ), name).require()
@@ -64,7 +64,8 @@ def main(name: str | None) -> None:
         sys.exit(f"demo: {error}")
     hits = sum(is_hit(answer) for answer in answers[1:])
     click.echo(summary(answers, hits))
-    click.echo(how_to_go_on(state))
+    if hints:
+        click.echo(how_to_go_on(state))
     sys.exit(0 if hits == len(answers) - 1 else 1)
 
 
@@ -89,7 +90,8 @@ def summary(answers: Sequence[Answer], hits: int) -> str:
 
 def how_to_go_on(state: ClusterState) -> str:
     """Return what one can do with the cluster now."""
-    kvhive = shutil.which("kvhive") or f"{os.path.dirname(sys.executable)}/kvhive"
+    folder = os.path.dirname(sys.executable)
+    kvhive = f"{folder}/kvhive"
     return f"""
 The cluster is up. Talk to it:
   {kvhive} chat                       a conversation in the terminal
