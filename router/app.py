@@ -15,12 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
-import redis.asyncio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from kvhive.proto.block_hash import root_hash
 from kvhive.proto.config import ClusterConfig
@@ -40,6 +37,7 @@ from kvhive.router.openai_api import create_app
 from kvhive.router.placement import Placer, RoutingState
 from kvhive.router.predicted_blocks import PredictedBlocks
 from kvhive.router.prompt import PromptPreparer
+from kvhive.router.redis_connection import open_redis
 from kvhive.router.routing_policy import KvAwarePolicy
 from kvhive.router.tokenizer import TextTokenizer
 from kvhive.router.worker_client import GrpcWorkerClient
@@ -116,12 +114,7 @@ async def run_router(
 async def _routing_state(options: RouterOptions) -> AsyncIterator[tuple[RoutingState, ClusterView]]:
     """Open what routing reads, and keep it fed from Redis until the end."""
     config = options.config
-    client = redis.asyncio.Redis.from_url(
-        options.redis_url,
-        socket_timeout=config.redis.timeout_s,
-        socket_connect_timeout=config.redis.timeout_s,
-        retry=Retry(NoBackoff(), 1),
-    )
+    client = open_redis(options.redis_url, config.redis.timeout_s)
     spec = ModelSpec(options.model_identity.hex(), config.workers.block_size)
     keys = IndexKeys(config.cluster)
     registry = WorkerRegistry(

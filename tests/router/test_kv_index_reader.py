@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kvhive_redis_fixtures import SlowProxy, connect, eventually, kill  # type: ignore[import-not-found]
 from redis.asyncio import Redis
+from redis_fixtures import SlowProxy, connect, eventually, kill
 
 from kvhive.proto.block_hash import BlockKey
 from kvhive.proto.index_schema import IndexKeys, LoadReport, WorkerRecord, WorkerState, stream_id

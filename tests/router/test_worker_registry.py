@@ -8,9 +8,9 @@ import logging
 import time
 
 import pytest
-from kvhive_redis_fixtures import connect, eventually, kill  # type: ignore[import-not-found]
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
+from redis_fixtures import connect, eventually, kill
 
 from kvhive.proto.index_schema import IndexKeys, LoadReport, WorkerRecord, WorkerState
 from kvhive.router.worker_registry import ModelSpec, WorkerRegistry

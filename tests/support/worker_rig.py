@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -41,6 +41,11 @@ class WorkerRig:
     runner: SimulatedRunner
     channel: grpc.aio.Channel
     events: list[KvEvent] = field(default_factory=list)
+    listeners: list[Callable[[Iterable[KvEvent]], None]] = field(default_factory=list)
+
+    def on_events(self, listener: Callable[[Iterable[KvEvent]], None]) -> None:
+        """Hear of every block event, in the engine's thread."""
+        self.listeners.append(listener)
 
     @property
     def stub(self) -> worker_pb2_grpc.WorkerStub:
@@ -86,8 +91,15 @@ async def running_worker(
     runner = SimulatedRunner(blocks, block_size, on_step=lambda tokens, pairs: time.sleep(step_s))
     service = WorkerService(worker_id, runner.shape)
     events: list[KvEvent] = []
+    listeners: list[Callable[[Iterable[KvEvent]], None]] = []
+
+    def publish(new: Iterable[KvEvent]) -> None:
+        events.extend(new)
+        for listener in listeners:
+            listener(new)
+
     scheduler = Scheduler(manager, SchedulerLimits(64, 8, max_waiting))
-    engine = Engine(runner, scheduler, EngineHooks(service.deliver, events.extend), time.monotonic)
+    engine = Engine(runner, scheduler, EngineHooks(service.deliver, publish), time.monotonic)
     service.attach(engine, lambda: 1)
     service.state = WorkerState.SERVING
     thread = threading.Thread(target=engine.run, daemon=True)
@@ -98,7 +110,9 @@ async def running_worker(
     await server.start()
     async with grpc.aio.insecure_channel(address) as channel:
         try:
-            yield WorkerRig(worker_id, address, server, service, engine, pool, runner, channel, events)
+            yield WorkerRig(
+                worker_id, address, server, service, engine, pool, runner, channel, events, listeners
+            )
         finally:
             engine.stop()
             await asyncio.to_thread(thread.join, 5)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
+from redis_fixtures import SlowProxy, connect, eventually, kill
 
 from kvhive.proto.block_hash import BlockKey
 from kvhive.proto.index_schema import IndexKeys, LoadReport, WorkerRecord, WorkerState, stream_id
@@ -25,17 +23,6 @@ from kvhive.proto.kv_events import KvEvent, RemovalCause, unpack_keys
 from kvhive.scripts.embedded_redis import EmbeddedRedis
 from kvhive.worker.event_delta import EventDelta
 from kvhive.worker.kv_event_publisher import KvEventPublisher
-
-_spec = importlib.util.spec_from_file_location(
-    "kvhive_redis_fixtures", Path(__file__).parents[1] / "redis_fixtures.py"
-)
-assert _spec is not None and _spec.loader is not None
-if _spec.name not in sys.modules:
-    sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(sys.modules[_spec.name])
-fixtures = sys.modules[_spec.name]
-redis_server, index_redis, own_redis = fixtures.redis_server, fixtures.index_redis, fixtures.own_redis
-connect, eventually, kill = fixtures.connect, fixtures.eventually, fixtures.kill
 
 KEYS = IndexKeys("test")
 LEASE_S = 2.0
@@ -377,7 +364,7 @@ async def test_cancelled_commands_never_shift_answers(
     redis_server: EmbeddedRedis, index_redis: Redis
 ) -> None:
     """Fault 94: behind a slow proxy, conversations cancelled anywhere leave no unread answer to the next."""
-    async with fixtures.SlowProxy(redis_server.url, 0.03) as proxy, connect(proxy.url) as slow:
+    async with SlowProxy(redis_server.url, 0.03) as proxy, connect(proxy.url) as slow:
         async with publishing(slow) as publisher:
 
             async def cancelled(n: int) -> None:

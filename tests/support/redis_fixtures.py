@@ -1,4 +1,4 @@
-"""Real Redis servers for tests, and a TCP proxy in front of one. Loaded by path from conftest.py files."""
+"""Real Redis servers for tests, and a TCP proxy in front of one."""
 
 from __future__ import annotations
 
