@@ -13,7 +13,7 @@ import ray.exceptions
 from kvhive.proto.config import ClusterConfig
 from kvhive.proto.errors import ClusterError
 from kvhive.worker.actor import ActorStatus, Placement, create_worker, find_worker
-from kvhive.worker.server import WorkerOptions
+from kvhive.worker.options import WorkerOptions
 
 _POLL_S = 0.3
 _ASK_S = 2.0

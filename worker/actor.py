@@ -17,7 +17,8 @@ from typing import Any, Literal, TypedDict
 import ray
 import ray.util
 
-from kvhive.worker.server import WorkerOptions, WorkerServer
+from kvhive.worker.options import WorkerOptions
+from kvhive.worker.server import WorkerServer
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +30,7 @@ from kvhive.worker.engine import Engine, EngineHooks
 from kvhive.worker.kv_cache_manager import KvCacheManager
 from kvhive.worker.kv_event_publisher import KvEventPublisher
 from kvhive.worker.model_identity import model_identity
+from kvhive.worker.options import WorkerOptions
 from kvhive.worker.scheduler import Scheduler, SchedulerLimits
 from kvhive.worker.service import ClusterTokenGuard, WorkerService
 from kvhive.worker.torch_runner import TorchModelRunner
@@ -51,32 +51,6 @@ GRPC_OPTIONS = [
     ("grpc.http2.min_ping_interval_without_data_ms", 300),
     ("grpc.http2.max_ping_strikes", 0),
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerOptions:
-    """Everything a worker needs to know; plain values, so that it travels to any node."""
-
-    worker_id: str
-    cluster: str
-    model_path: str
-    model_name: str
-    redis_url: str
-    cluster_token: str
-    dtype: str = "auto"
-    device: str = "cpu"
-    block_size: int = 16
-    pool_tokens: int = 16384
-    max_step_tokens: int = 512
-    max_running: int = 16
-    max_waiting: int = 256
-    max_context: int = 0
-    threads: int = 1
-    host: str = "127.0.0.1"
-    cluster_salt: str = ""
-    lease_s: float = 5.0
-    heartbeat_s: float = 0.5
-    redis_timeout_s: float = 2.0
 
 
 class WorkerServer:

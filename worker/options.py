@@ -1,0 +1,31 @@
+"""What a worker is told when it is created."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """Everything a worker needs to know; plain values, so that it travels to any node."""
+
+    worker_id: str
+    cluster: str
+    model_path: str
+    model_name: str
+    redis_url: str
+    cluster_token: str
+    dtype: str = "auto"
+    device: str = "cpu"
+    block_size: int = 16
+    pool_tokens: int = 16384
+    max_step_tokens: int = 512
+    max_running: int = 16
+    max_waiting: int = 256
+    max_context: int = 0
+    threads: int = 1
+    host: str = "127.0.0.1"
+    cluster_salt: str = ""
+    lease_s: float = 5.0
+    heartbeat_s: float = 0.5
+    redis_timeout_s: float = 2.0
