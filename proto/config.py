@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import ipaddress
 import re
 import types
 import typing
@@ -95,7 +96,7 @@ class RouterConfig:
 class RedisConfig:
     """Where the index lives."""
 
-    url: str = ""
+    url: str = field(default="", repr=False)  # it may hold a password
     """A redis-py URL; empty starts an embedded server that stops with the cluster."""
     lease_s: float = 5.0
     """A worker that is silent for this long leaves the index."""
@@ -161,10 +162,14 @@ def load_config(text: str) -> ClusterConfig:
         document = {}
     if not isinstance(document, dict):
         raise ConfigError("the file must be a mapping")
-    metadata = document.get("metadata") or {}
+    # An empty value means that nothing is set; an empty list or string is a mistake.
+    metadata = document.get("metadata")
+    if metadata is None:
+        metadata = {}
     if not isinstance(metadata, dict):
         raise ConfigError(f"metadata: must be a mapping, is {type(metadata).__name__}")
-    return parse_config(metadata.get("kvhive") or {})
+    section = metadata.get("kvhive")
+    return parse_config({} if section is None else section)
 
 
 def parse_config(section: object) -> ClusterConfig:
@@ -178,6 +183,28 @@ def parse_config(section: object) -> ClusterConfig:
 def to_mapping(config: ClusterConfig) -> dict[str, Any]:
     """Return the plain mapping that parse_config reads back to an equal configuration."""
     return dataclasses.asdict(config)
+
+
+def check_cluster_name(name: str) -> str:
+    """Return the name if it can be a cluster's, that is part of paths and keys. Raises ConfigError."""
+    if not _CLUSTER_NAME.fullmatch(name):
+        raise ConfigError(
+            f"cluster: must be 1 to 40 of a-z, 0-9 and '-', starting with a letter or digit; is {name!r}"
+        )
+    return name
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address surely stays on this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def bracketed(host: str) -> str:
+    """Return a host as it stands before a port: IPv6 addresses in brackets."""
+    return f"[{host}]" if ":" in host else host
 
 
 def _build(cls: type, section: object, path: str) -> object:
@@ -219,24 +246,24 @@ def _scalar(hint: Any, value: object, name: str) -> object:
 
 
 def _check(config: ClusterConfig) -> None:
-    if not _CLUSTER_NAME.fullmatch(config.cluster):
-        raise ConfigError(
-            f"cluster: must be 1 to 40 of a-z, 0-9 and '-', starting with a letter or digit; "
-            f"is {config.cluster!r}"
-        )
+    check_cluster_name(config.cluster)
     workers = config.workers
     if workers.pool_tokens < 2 * workers.block_size:
         raise ConfigError(
             f"workers.pool_tokens: must hold at least 2 blocks of {workers.block_size} tokens, "
             f"is {workers.pool_tokens}"
         )
+    if workers.host in ("0.0.0.0", "::", ""):
+        raise ConfigError(
+            f"workers.host: {workers.host!r} is no address that a router can reach; "
+            "`node` means each node's own"
+        )
     if config.redis.heartbeat_s * 2 > config.redis.lease_s:
         raise ConfigError(
             f"redis.lease_s: must be at least twice redis.heartbeat_s ({config.redis.heartbeat_s:g}), "
             f"is {config.redis.lease_s:g}"
         )
-    loopback = config.router.host == "localhost" or config.router.host.startswith("127.")
-    if not loopback and not config.router.allow_remote:
+    if not is_loopback(config.router.host) and not config.router.allow_remote:
         raise ConfigError(
             f"router.host: {config.router.host!r} is beyond loopback; router.allow_remote: true allows it"
         )

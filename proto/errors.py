@@ -5,6 +5,7 @@ KvhiveError
 ├── Unavailable           retry later or elsewhere: no worker, a lost worker, a shutting-down server
 ├── Overloaded            a bounded queue is full; retry after a while
 ├── TimedOut              a stated bound on waiting has passed
+├── ComputeError          the model computed no usable number for this request; a retry would not help
 ├── ConfigError           cluster.yaml is wrong
 ├── ModelError            a model file is missing, damaged or of an unsupported architecture
 └── ClusterError          the cluster is not there, or could not be started
@@ -35,6 +36,10 @@ class Overloaded(KvhiveError):
 
 class TimedOut(KvhiveError):
     """A stated bound on waiting has passed; the message names it."""
+
+
+class ComputeError(KvhiveError):
+    """The model's logits for this request are not finite numbers; the same would happen elsewhere."""
 
 
 class ConfigError(KvhiveError):

@@ -11,13 +11,14 @@ time in ms at registration (or the last epoch + 1 if that is larger): it grows w
 explicit stream ids make Redis itself refuse a zombie's late write.
 
 Stream entry fields: `stored` (packed keys) and `removed:<cause>` (packed keys), each absent when empty.
-The blocks SET and the STREAM change in one transaction. Nothing here has no expiry: the worker renews
-`EXPIRE` of its SET and STREAM with its lease, so a dead worker's keys vanish by themselves.
+The blocks SET and the STREAM change in one transaction. Nothing here has no expiry: with its lease a worker
+renews the expiry of its SET, its STREAM and of `workers`, so a dead cluster's keys vanish by themselves.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 
@@ -86,7 +87,7 @@ class LoadReport:
     blocks_free: int = 0
     """Blocks with nothing in them. live + cached + free = total."""
     victim_age_s: float = -1.0
-    """Seconds since the next eviction victim was last used; -1 while unused blocks remain."""
+    """Seconds since the next eviction victim was last used; -1 while nothing is cached."""
     step_base_s: float = 0.0
     """Step-time model: seconds a step costs before any token."""
     step_per_token_s: float = 0.0
@@ -96,10 +97,12 @@ class LoadReport:
     max_step_tokens: int = 1
     """The token budget of one step."""
     prefix_queries: int = 0
-    """Prompt tokens of all admitted requests since the epoch began."""
+    """Prompt tokens of all admitted requests since the worker's process began."""
     prefix_hits: int = 0
     """Of those, the tokens found in the cache."""
     preemptions: int = 0
+    accounting_errors: int = 0
+    """Times the pool had live blocks while nothing ran: a fault of ours, never of a request."""
     index_lag_batches: int = 0
     """Event batches not yet accepted by Redis."""
 
@@ -140,6 +143,8 @@ class WorkerRecord:
                 raise ValueError("load is not an object")
             known = {f.name for f in fields(LoadReport)}
             load = LoadReport(**{k: v for k, v in numbers.items() if k in known and _is_number(v)})
+            if load.max_step_tokens < 1:
+                raise ValueError(f"load.max_step_tokens is {load.max_step_tokens}")
             return cls(
                 worker_id=text["worker_id"],
                 address=text["address"],
@@ -159,7 +164,7 @@ class WorkerRecord:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def stream_id(epoch: int, seq: int) -> str:

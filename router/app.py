@@ -11,34 +11,28 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-
-import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
-from grpc_reflection.v1alpha import reflection
 
 from kvhive.proto.block_hash import root_hash
 from kvhive.proto.config import ClusterConfig
 from kvhive.proto.index_schema import IndexKeys
-from kvhive.proto.v1 import inference_pb2_grpc
 from kvhive.router.cluster_view import ClusterView
 from kvhive.router.dispatcher import Dispatcher, DispatchLimits
+from kvhive.router.doors import Doors, RouterEndpoints
 from kvhive.router.frontend import ModelInfo
-from kvhive.router.grpc_service import REQUEST_TYPES, InferenceService
-from kvhive.router.http_gateway import HttpServer
+from kvhive.router.grpc_service import InferenceService
 from kvhive.router.kv_index_mirror import KvIndexMirror
 from kvhive.router.kv_index_reader import KvIndexReader
 from kvhive.router.load_tracker import LoadTracker
-from kvhive.router.malformed_message import MalformedMessageGuard
-from kvhive.router.metrics import RequestMetrics
+from kvhive.router.metrics import MeteredFrontend, RequestMetrics
 from kvhive.router.openai_api import create_app
 from kvhive.router.placement import Placer, RoutingState
 from kvhive.router.predicted_blocks import PredictedBlocks
 from kvhive.router.prompt import PromptPreparer
 from kvhive.router.redis_connection import open_redis
 from kvhive.router.routing_policy import KvAwarePolicy
+from kvhive.router.supervision import Supervisor
 from kvhive.router.tokenizer import TextTokenizer
 from kvhive.router.worker_client import GrpcWorkerClient
 from kvhive.router.worker_registry import ModelSpec, WorkerRegistry
@@ -48,15 +42,6 @@ log = logging.getLogger(__name__)
 TOKENIZER_THREADS = 2
 STOP_GRACE_S = 2.0
 HOUSEKEEPING_S = 0.25
-_SERVICE = "kvhive.v1.Inference"
-
-# Clients may ping idle and silent streams: a long prefill is not a broken connection.
-_KEEPALIVE_OPTIONS = [
-    ("grpc.so_reuseport", 0),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
-    ("grpc.http2.max_ping_strikes", 0),
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +49,8 @@ class RouterOptions:
     """Everything a router needs to know."""
 
     config: ClusterConfig
-    redis_url: str
-    cluster_token: str
+    redis_url: str = field(repr=False)
+    cluster_token: str = field(repr=False)
     model_path: Path
     model_name: str
     model_identity: bytes
@@ -74,44 +59,42 @@ class RouterOptions:
     version: str
 
 
-@dataclass(frozen=True, slots=True)
-class RouterEndpoints:
-    """Where a router listens."""
-
-    grpc: str
-    """host:port of kvhive.v1.Inference."""
-    http: str
-    """Base URL of the HTTP API."""
-
-
 async def run_router(
-    options: RouterOptions, ready: Callable[[RouterEndpoints], None], stop: asyncio.Event
+    options: RouterOptions,
+    ready: Callable[[RouterEndpoints], None],
+    stop: asyncio.Event,
+    grace_s: Callable[[], float] = lambda: STOP_GRACE_S,
 ) -> None:
-    """Serve until `stop` is set; `ready` is called once both doors are open."""
+    """Serve until `stop` is set; `ready` is called once both doors are open.
+
+    Then nothing new is accepted and what runs gets as long as `grace_s` answers. Raises RuntimeError when a
+    loop that routing depends on has failed: a router on a frozen view is worse than none.
+    """
     async with AsyncExitStack() as stack:
         executor = stack.enter_context(ThreadPoolExecutor(TOKENIZER_THREADS, "tokenizer"))
         tokenizer = await asyncio.get_running_loop().run_in_executor(executor, _load_tokenizer, options)
-        state, view = await stack.enter_async_context(_routing_state(options))
+        supervisor = await stack.enter_async_context(Supervisor(stop))
+        state, view = await stack.enter_async_context(_routing_state(options, supervisor))
         workers = GrpcWorkerClient(options.cluster_token)
         stack.push_async_callback(workers.close)
         metrics = RequestMetrics()
-        dispatcher = _dispatcher(options, tokenizer, executor, state, workers, metrics)
-        http = HttpServer(create_app(dispatcher, metrics.registry, options.config.router.max_request_bytes))
-        server, health_service = _grpc_server(options, dispatcher, view)
-        router = options.config.router
-        grpc_port = server.add_insecure_port(f"{router.host}:{router.grpc_port}")
-        await server.start()
-        stack.push_async_callback(server.stop, STOP_GRACE_S)
-        http_port = await http.start(router.host, router.http_port)
-        stack.push_async_callback(http.stop, STOP_GRACE_S)
-        housekeeper = asyncio.create_task(_keep_house(health_service, state.registry, workers))
-        stack.callback(housekeeper.cancel)
-        ready(RouterEndpoints(f"{router.host}:{grpc_port}", f"http://{router.host}:{http_port}"))
+        dispatcher = _dispatcher(options, tokenizer, executor, state, workers)
+        frontend = MeteredFrontend(dispatcher, metrics, time.monotonic)
+        config = options.config.router
+        app = create_app(frontend, metrics.registry, config.max_request_bytes)
+        doors = Doors(config, InferenceService(frontend, view.describe), app)
+        supervisor.start(_keep_house(doors, state.registry, workers))
+        ready(await doors.open())
         await stop.wait()
+        await doors.close(grace_s())
+    if supervisor.failure is not None:
+        raise RuntimeError("a loop of the router failed") from supervisor.failure
 
 
 @asynccontextmanager
-async def _routing_state(options: RouterOptions) -> AsyncIterator[tuple[RoutingState, ClusterView]]:
+async def _routing_state(
+    options: RouterOptions, supervisor: Supervisor
+) -> AsyncIterator[tuple[RoutingState, ClusterView]]:
     """Open what routing reads, and keep it fed from Redis until the end."""
     config = options.config
     client = open_redis(options.redis_url, config.redis.timeout_s)
@@ -129,14 +112,10 @@ async def _routing_state(options: RouterOptions) -> AsyncIterator[tuple[RoutingS
     view = ClusterView(
         config.cluster, options.model_name, options.version, registry, mirror, reader, time.monotonic
     )
-    tasks = [asyncio.create_task(registry.run()), asyncio.create_task(reader.run())]
-    try:
+    supervisor.start(registry.run())
+    supervisor.start(reader.run())
+    async with client:
         yield RoutingState(registry, mirror, predicted, loads), view
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await client.aclose()
 
 
 def _dispatcher(
@@ -145,7 +124,6 @@ def _dispatcher(
     executor: ThreadPoolExecutor,
     state: RoutingState,
     workers: GrpcWorkerClient,
-    metrics: RequestMetrics,
 ) -> Dispatcher:
     config = options.config
     root = root_hash(options.model_identity, config.cache_salt.encode())
@@ -164,39 +142,13 @@ def _dispatcher(
         queue_timeout_s=config.router.queue_timeout_s,
     )
     preparer = PromptPreparer(tokenizer, root, block_size, executor)
-    return Dispatcher(model, (tokenizer, preparer), (state, placer), workers, limits, metrics, time.monotonic)
+    return Dispatcher(model, (tokenizer, preparer), (state, placer), workers, limits, time.monotonic)
 
 
-def _grpc_server(
-    options: RouterOptions, dispatcher: Dispatcher, view: ClusterView
-) -> tuple[grpc.aio.Server, health_aio.HealthServicer]:
-    limit = options.config.router.max_request_bytes
-    server = grpc.aio.server(
-        options=[*_KEEPALIVE_OPTIONS, ("grpc.max_receive_message_length", limit)],
-        interceptors=[MalformedMessageGuard(REQUEST_TYPES)],
-    )
-    service = InferenceService(dispatcher, view.describe)
-    inference_pb2_grpc.add_InferenceServicer_to_server(service, server)
-    health_service = health_aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
-    reflection.enable_server_reflection((_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    return server, health_service
-
-
-async def _keep_house(
-    service: health_aio.HealthServicer, registry: WorkerRegistry, workers: GrpcWorkerClient
-) -> None:
-    """Keep grpc.health.v1, and the channels to workers, in step with who serves."""
-    last = None
+async def _keep_house(doors: Doors, registry: WorkerRegistry, workers: GrpcWorkerClient) -> None:
+    """Keep health, and the channels to workers, in step with who serves."""
     while True:
-        serving = bool(registry.routable(time.monotonic()))
-        now = (
-            health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        )
-        if now != last:
-            await service.set(_SERVICE, now)
-            await service.set("", now)
-            last = now
+        await doors.set_health(bool(registry.routable(time.monotonic())))
         await workers.retain({view.record.address for view in registry.views()})
         await asyncio.sleep(HOUSEKEEPING_S)
 

@@ -2,8 +2,9 @@
 
 The template's source comes from the model's files only, never from a request. Rendering is bounded: a
 deadline is checked at every piece of output, attribute, item and call; ranges, products and the output
-have size limits. A loop that does none of these cannot be interrupted inside a thread; its length is
-bounded by the product of its ranges, so a template that nests empty loops must not be served.
+have size limits. That stops accidents, not malice: a loop that does none of these cannot be interrupted
+inside a thread, and text joined in a variable or padded by a filter is not measured. So a model's files
+are trusted as far as their template goes, and a model from an unknown source is looked at first.
 
 The environment's options, globals and filters are those of transformers' `apply_chat_template`, whose
 output is the tests' oracle.

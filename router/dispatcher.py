@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 
 from kvhive.proto.block_hash import pack_tokens
 from kvhive.proto.errors import InvalidRequest, Overloaded, Unavailable
 from kvhive.proto.v1 import worker_pb2
 from kvhive.router.frontend import Delta, Finished, FinishReason, GenerationEvent, ModelInfo, Started, Usage
-from kvhive.router.metrics import RequestMetrics
 from kvhive.router.output_text import OutputText
 from kvhive.router.placement import Placement, Placer, RoutingState
 from kvhive.router.prompt import PreparedPrompt, PromptPreparer
@@ -28,9 +27,12 @@ from kvhive.router.request import (
     validate_request,
 )
 from kvhive.router.tokenizer import TextTokenizer
-from kvhive.router.worker_client import WorkerClient, WorkerLost
+from kvhive.router.worker_client import WorkerBusy, WorkerClient, WorkerLost
 
 log = logging.getLogger(__name__)
+
+MAX_PASSES = 3
+"""Full workers that one request tries before it is refused: more would only add to what they refuse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,9 @@ class _Generation:
 
     request: GenerateRequest
     request_id: str
+    """The caller's, for headers and logs; two requests may bear the same one."""
+    wire_id: str
+    """Ours, never used twice."""
     prompt: PreparedPrompt
     max_tokens: int
     seed: int
@@ -56,7 +61,10 @@ class _Generation:
     cached_tokens: int | None = None
     written_tokens: int = 0
     failovers: int = 0
-    lost: set[str] = field(default_factory=set)
+    passes: int = 0
+    """Times a worker's queue was full."""
+    avoid: set[str] = field(default_factory=set)
+    """Workers that were lost or full."""
 
 
 class Dispatcher:
@@ -69,7 +77,6 @@ class Dispatcher:
         routing: tuple[RoutingState, Placer],
         workers: WorkerClient,
         limits: DispatchLimits,
-        metrics: RequestMetrics,
         clock: Callable[[], float],
     ) -> None:
         self._model = model
@@ -77,7 +84,6 @@ class Dispatcher:
         self._state, self._placer = routing
         self._workers = workers
         self._limits = limits
-        self._metrics = metrics
         self._clock = clock
         self._in_flight = 0
 
@@ -90,26 +96,32 @@ class Dispatcher:
         return bool(self._state.registry.routable(self._clock()))
 
     async def tokenize(self, prompt: Prompt, model: str = "") -> list[int]:
-        """Return the token ids that `generate` would compute. Raises InvalidRequest."""
+        """Return the token ids that `generate` would compute. Raises InvalidRequest, Overloaded."""
         validate_request(
             GenerateRequest(prompt, model=model), self._model.vocab_size, self._model.max_context
         )
         self._check_model(model)
-        return await self._preparer.tokenize(prompt)
+        with self._admitted():
+            return await self._preparer.tokenize(prompt)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent, None]:
         """See Frontend."""
+        with self._admitted():
+            generation = await self._prepare(request)
+            async with aclosing(self._run(generation)) as events:
+                async for event in events:
+                    yield event
+
+    @contextmanager
+    def _admitted(self) -> Iterator[None]:
+        """Count a request in flight. Raises Overloaded at the limit."""
         if self._in_flight >= self._limits.max_concurrent:
-            self._metrics.refused("overloaded")
             raise Overloaded(
                 f"{self._in_flight} requests are in flight, the limit is {self._limits.max_concurrent}"
             )
         self._in_flight += 1
         try:
-            generation = await self._prepare(request)
-            async with aclosing(self._run(generation)) as events:
-                async for event in events:
-                    yield event
+            yield
         finally:
             self._in_flight -= 1
 
@@ -124,9 +136,11 @@ class Dispatcher:
         if sampling.max_tokens is None:  # the caller named no number: what every pool can hold is meant
             max_tokens = max(1, min(max_tokens, self._largest_pool() - len(prompt.token_ids)))
         ends = () if sampling.ignore_eos else self._tokenizer.eos_token_ids
+        wire_id = f"req-{secrets.token_hex(12)}"
         return _Generation(
             request=request,
-            request_id=request.request_id or f"req-{secrets.token_hex(12)}",
+            request_id=request.request_id or wire_id,
+            wire_id=wire_id,
             prompt=prompt,
             max_tokens=max_tokens,
             seed=secrets.randbits(64) if sampling.seed is None else sampling.seed,
@@ -135,37 +149,51 @@ class Dispatcher:
         )
 
     async def _run(self, generation: _Generation) -> AsyncGenerator[GenerationEvent, None]:
-        """Place and stream until it is done, moving on when a worker is lost."""
-        arrived = self._clock()
-        placement = self._place(generation)
-        yield Started(generation.request_id, placement.worker_id, len(generation.prompt.token_ids))
-        while True:
-            try:
-                async with aclosing(self._stream(generation, placement, arrived)) as events:
-                    async for event in events:
-                        yield event
-                return
-            except WorkerLost as error:
-                placement = self._move(generation, placement, error)
-            finally:
-                self._state.loads.finish(generation.request_id)
+        """Place and stream until it is done, going on elsewhere when a worker is lost or full."""
+        try:
+            placement = self._place(generation)
+            yield Started(generation.request_id, placement.worker_id, len(generation.prompt.token_ids))
+            while True:
+                try:
+                    async with aclosing(self._stream(generation, placement)) as events:
+                        async for event in events:
+                            yield event
+                    return
+                except WorkerBusy as error:
+                    placement = self._pass_on(generation, placement, error)
+                except WorkerLost as error:
+                    placement = self._move(generation, placement, error)
+        finally:
+            self._state.loads.finish(generation.wire_id)
 
     def _place(self, generation: _Generation) -> Placement:
-        placement = self._placer.place(
-            generation.request_id, generation.prompt, generation.max_tokens, generation.lost
+        return self._placer.place(
+            generation.wire_id, generation.prompt, generation.max_tokens, generation.avoid
         )
-        self._metrics.routed(placement.worker_id, placement.decision.reason)
-        return placement
+
+    def _pass_on(self, generation: _Generation, placement: Placement, error: WorkerBusy) -> Placement:
+        """Try another worker when one's queue is full, which is no fault of its. Raises Overloaded."""
+        self._leave(generation, placement)
+        generation.passes += 1
+        if generation.passes > MAX_PASSES:
+            raise Overloaded(str(error)) from error
+        try:
+            return self._place(generation)
+        except Unavailable:
+            raise Overloaded(str(error)) from error
 
     def _move(self, generation: _Generation, placement: Placement, error: WorkerLost) -> Placement:
         """Take a lost worker out and choose the next. Raises Unavailable when the failovers are used up."""
-        log.warning("request=%s worker=%s lost: %s", generation.request_id, placement.worker_id, error)
-        self._state.loads.finish(generation.request_id)
+        log.warning(
+            "worker lost request_id=%s worker_id=%s epoch=%d: %s",
+            generation.request_id,
+            placement.worker_id,
+            placement.epoch,
+            error,
+        )
+        self._leave(generation, placement)
         self._state.registry.report_failure(placement.worker_id, placement.epoch)
-        self._state.predicted.forget(placement.worker_id, generation.prompt.keys)
-        generation.lost.add(placement.worker_id)
         generation.failovers += 1
-        self._metrics.failed_over(placement.worker_id)
         if generation.failovers > self._limits.max_failovers:
             raise Unavailable(
                 f"the stream lost {generation.failovers} workers, the limit is {self._limits.max_failovers}"
@@ -175,8 +203,13 @@ class Dispatcher:
         except Unavailable as nobody:
             raise Unavailable(f"worker {placement.worker_id} was lost and {nobody}") from error
 
+    def _leave(self, generation: _Generation, placement: Placement) -> None:
+        self._state.loads.finish(generation.wire_id)
+        self._state.predicted.forget(placement.worker_id, generation.prompt.keys)
+        generation.avoid.add(placement.worker_id)
+
     async def _stream(
-        self, generation: _Generation, placement: Placement, arrived: float
+        self, generation: _Generation, placement: Placement
     ) -> AsyncGenerator[GenerationEvent, None]:
         """Stream from one worker to the end. Raises WorkerLost with what arrived kept in the generation."""
         output = generation.output
@@ -187,8 +220,7 @@ class Dispatcher:
                 if generation.cached_tokens is None:
                     generation.cached_tokens = message.cached_tokens
                     generation.written_tokens = message.written_tokens
-                    self._metrics.first_token(self._clock() - arrived, generation.cached_tokens > 0)
-                self._state.loads.first_token(generation.request_id, self._clock())
+                self._state.loads.first_token(generation.wire_id, self._clock())
                 text, token_ids = output.push(message.token_ids)
                 if text or token_ids:
                     yield Delta(text, token_ids)
@@ -204,7 +236,7 @@ class Dispatcher:
         sampling, done = generation.request.sampling, generation.output.token_ids
         return worker_pb2.WorkerGenerateRequest(
             worker_id=placement.worker_id,
-            request_id=generation.request_id,
+            request_id=generation.wire_id,
             token_ids=generation.prompt.packed + pack_tokens(done),
             resumed_tokens=len(done),
             cache_salt=generation.request.cache_salt,
@@ -232,7 +264,6 @@ class Dispatcher:
             route_reason=placement.decision.reason.value,
             failovers=generation.failovers,
         )
-        self._metrics.finished(usage, reason)
         return Finished(reason, usage)
 
     def _check_model(self, name: str) -> None:

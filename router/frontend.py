@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from kvhive.router.request import GenerateRequest
+from kvhive.router.request import GenerateRequest, Prompt
 
 FinishReason = Literal["stop", "length"]
 """`stop`: an end token, a stop token or a stop string; `length`: max_tokens were generated."""
@@ -90,4 +90,12 @@ class Frontend(Protocol):
 
     def ready(self) -> bool:
         """Tell whether a request sent now would find a worker."""
+        ...
+
+
+class TokenizingFrontend(Frontend, Protocol):
+    """A Frontend that also tells how it would tokenise."""
+
+    async def tokenize(self, prompt: Prompt, model: str = "") -> list[int]:
+        """Return the token ids that `generate` would compute. Raises InvalidRequest, Overloaded."""
         ...

@@ -23,7 +23,7 @@ _SPECIAL_KEYS = {
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
 }
-_END_KEYS = ("eos_token_id", "eot_token_id")
+_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 from google.protobuf.message import Message
 
-from kvhive.proto.errors import InvalidRequest, KvhiveError, Overloaded, TimedOut
+from kvhive.proto.errors import ComputeError, InvalidRequest, KvhiveError, Overloaded, TimedOut
 from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.proto.v1 import inference_pb2_grpc
-from kvhive.router.frontend import Delta, Finished, Frontend, GenerationEvent, Started
+from kvhive.router.frontend import Delta, Finished, GenerationEvent, Started, TokenizingFrontend
 from kvhive.router.request import (
     ChatMessage,
     ChatPrompt,
@@ -24,20 +24,13 @@ from kvhive.router.request import (
 )
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Inference"]
+SERVICE_NAME: str = _SERVICE.full_name
 REQUEST_TYPES: dict[str, type[Message]] = {
-    f"/{_SERVICE.full_name}/{method.name}": getattr(pb, method.input_type.name) for method in _SERVICE.methods
+    f"/{SERVICE_NAME}/{method.name}": getattr(pb, method.input_type.name) for method in _SERVICE.methods
 }
 """The request message of every RPC, by full method name."""
 
 _REASONS = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
-
-
-class TokenizingFrontend(Frontend, Protocol):
-    """A Frontend that also tokenises."""
-
-    async def tokenize(self, prompt: Prompt, model: str = "") -> list[int]:
-        """Return the token ids that `generate` would compute."""
-        ...
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
@@ -149,4 +142,6 @@ def _status(error: KvhiveError) -> grpc.StatusCode:
         return grpc.StatusCode.RESOURCE_EXHAUSTED
     if isinstance(error, TimedOut):
         return grpc.StatusCode.DEADLINE_EXCEEDED
+    if isinstance(error, ComputeError):
+        return grpc.StatusCode.INTERNAL
     return grpc.StatusCode.UNAVAILABLE

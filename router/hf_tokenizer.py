@@ -44,7 +44,10 @@ def load_hf_tokenizer(directory: Path) -> TokenizerParts:
     }
     special = {name: text for name in _SPECIAL_NAMES if (text := _token_text(config.get(name)))}
     _add_missing_tokens(tokenizer, config, special)
-    ends = _ids(_read_json(directory / "generation_config.json").get("eos_token_id"))
+    generation = _read_json(directory / "generation_config.json").get("eos_token_id")
+    ends = _ids(
+        _read_json(directory / "config.json").get("eos_token_id") if generation is None else generation
+    )
     eos = tokenizer.token_to_id(special.get("eos_token", ""))
     if eos is not None:
         ends.add(eos)

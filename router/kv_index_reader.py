@@ -153,7 +153,7 @@ class KvIndexReader:
             worker_id = streams[name]
             caught_up = caught_up and len(entries) < BATCHES_PER_READ
             await self._apply(worker_id, self._cursors.get(worker_id), entries)
-        if caught_up:
+        if caught_up and all(cursor.synced for cursor in self._cursors.values()):
             self._mirror.touch(asked_at)
 
     def _follow(self, record: WorkerRecord) -> None:
@@ -262,6 +262,7 @@ class KvIndexReader:
 
     def _break(self, worker_id: str, cursor: _Cursor, error: ResponseError) -> None:
         cursor.broken, cursor.synced = True, False
+        self._mirror.drop(worker_id)
         self.counters.malformed += 1
         log.error("unreadable until a new epoch worker_id=%s epoch=%d: %s", worker_id, cursor.epoch, error)
 

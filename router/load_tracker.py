@@ -37,10 +37,12 @@ class LoadTracker:
         self._cold[worker_id] = (self.recent_cold_tokens(worker_id, now) + uncached_tokens, now)
 
     def first_token(self, request_id: str, now: float) -> None:
-        """The request's prompt is computed; it decodes now."""
+        """The request's prompt is computed; it decodes now. Later tokens change nothing."""
         worker_id = self._worker_of.get(request_id)
         if worker_id is not None:
-            self._reservations[worker_id][request_id].first_token_at = now
+            reservation = self._reservations[worker_id][request_id]
+            if reservation.first_token_at is None:
+                reservation.first_token_at = now
 
     def finish(self, request_id: str) -> None:
         """Forget a request, however it ended. Idempotent."""

@@ -7,6 +7,7 @@ parsed becomes a Malformed, and the handler's stand-in refuses it.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,8 +100,9 @@ def _streaming(behaviour: Any) -> Any:
     async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
         if isinstance(request, Malformed):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, request.reason)
-        async for response in behaviour(request, context):
-            yield response
+        async with aclosing(behaviour(request, context)) as responses:
+            async for response in responses:
+                yield response
 
     return guarded
 

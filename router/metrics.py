@@ -1,25 +1,41 @@
-"""What the router counts, for Prometheus. One object per process, on a registry of its own."""
+"""What the router counts, for Prometheus: a Frontend around a Frontend, which knows nothing of it."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from kvhive.router.frontend import Usage
+from kvhive.proto.errors import KvhiveError
+from kvhive.router.frontend import (
+    Delta,
+    Finished,
+    GenerationEvent,
+    ModelInfo,
+    Started,
+    TokenizingFrontend,
+    Usage,
+)
+from kvhive.router.request import GenerateRequest, Prompt
 
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
 class RequestMetrics:
-    """Counters of requests and tokens, by outcome and by worker."""
+    """The counters, on a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._routed = self._counter("requests_routed", "Requests sent to a worker", "worker", "reason")
-        self._refused = self._counter("requests_refused", "Requests refused by the router", "cause")
-        self._finished = self._counter("requests_finished", "Requests that ended well", "reason")
-        self._failovers = self._counter("failovers", "Streams that lost a worker", "worker")
-        self._tokens = self._counter("tokens", "Tokens of finished requests", "kind")
-        self._ttft = Histogram(
+        self.started = self._counter("requests_started", "Requests sent to a first worker", "worker")
+        self.failed = self._counter("requests_failed", "Requests that ended in an error", "error")
+        self.finished = self._counter("requests_finished", "Requests that ended well", "worker", "reason")
+        self.routed = self._counter(
+            "requests_routed", "Finished requests by why their worker was chosen", "reason"
+        )
+        self.failovers = self._counter("failovers", "Times a finished stream moved to another worker")
+        self.tokens = self._counter("tokens", "Tokens of finished requests", "kind")
+        self.ttft = Histogram(
             "kvhive_ttft_seconds",
             "Seconds from arrival to the first token",
             ["cache"],
@@ -30,25 +46,53 @@ class RequestMetrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"kvhive_{name}", text, labels, registry=self.registry)
 
-    def routed(self, worker_id: str, reason: str) -> None:
-        """A request was sent to a worker."""
-        self._routed.labels(worker_id, reason).inc()
+    def count(self, usage: Usage, reason: str, ttft_s: float) -> None:
+        """Count a request that ended well. Once per request, whatever was retried."""
+        self.finished.labels(usage.worker_id, reason).inc()
+        self.routed.labels(usage.route_reason).inc()
+        self.failovers.inc(usage.failovers)
+        self.tokens.labels("prompt").inc(usage.prompt_tokens)
+        self.tokens.labels("cached").inc(usage.cached_tokens)
+        self.tokens.labels("completion").inc(usage.completion_tokens)
+        self.ttft.labels("hit" if usage.cached_tokens else "miss").observe(ttft_s)
 
-    def refused(self, cause: str) -> None:
-        """A request was refused before it was routed."""
-        self._refused.labels(cause).inc()
 
-    def failed_over(self, worker_id: str) -> None:
-        """A stream lost this worker."""
-        self._failovers.labels(worker_id).inc()
+class MeteredFrontend:
+    """Counts what passes through an inner Frontend. See Frontend."""
 
-    def first_token(self, seconds: float, hit: bool) -> None:
-        """A first token arrived."""
-        self._ttft.labels("hit" if hit else "miss").observe(seconds)
+    def __init__(
+        self, inner: TokenizingFrontend, metrics: RequestMetrics, clock: Callable[[], float]
+    ) -> None:
+        self._inner = inner
+        self._metrics = metrics
+        self._clock = clock
 
-    def finished(self, usage: Usage, reason: str) -> None:
-        """A request ended well. Cached tokens are counted here, once per request, whatever was retried."""
-        self._finished.labels(reason).inc()
-        self._tokens.labels("prompt").inc(usage.prompt_tokens)
-        self._tokens.labels("cached").inc(usage.cached_tokens)
-        self._tokens.labels("completion").inc(usage.completion_tokens)
+    def models(self) -> list[ModelInfo]:
+        """See Frontend."""
+        return self._inner.models()
+
+    def ready(self) -> bool:
+        """See Frontend."""
+        return self._inner.ready()
+
+    async def tokenize(self, prompt: Prompt, model: str = "") -> list[int]:
+        """See TokenizingFrontend."""
+        return await self._inner.tokenize(prompt, model)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent, None]:
+        """See Frontend."""
+        arrived, ttft_s = self._clock(), 0.0
+        try:
+            async with aclosing(self._inner.generate(request)) as events:
+                async for event in events:
+                    match event:
+                        case Started():
+                            self._metrics.started.labels(event.worker_id).inc()
+                        case Delta():
+                            ttft_s = ttft_s or self._clock() - arrived
+                        case Finished():
+                            self._metrics.count(event.usage, event.reason, ttft_s)
+                    yield event
+        except KvhiveError as error:
+            self._metrics.failed.labels(type(error).__name__).inc()
+            raise

@@ -99,6 +99,7 @@ class Placer:
                 load.step_base_s, load.step_per_token_s, load.step_per_attention_s, load.max_step_tokens
             ),
             victim_age_s=None if load.victim_age_s < 0 else load.victim_age_s,
+            free_tokens=load.blocks_free * record.block_size,
             capacity_tokens=load.blocks_total * record.block_size,
             recent_cold_tokens=state.loads.recent_cold_tokens(worker_id, now),
         )

@@ -11,19 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvhive.proto.errors import InvalidRequest
+from kvhive.proto.limits import MAX_CACHE_NAME_CHARS, MAX_REQUEST_ID_CHARS, MAX_TEMPERATURE
 
 ROLES = ("system", "user", "assistant")
 MAX_MESSAGES = 4096
 """Rendering is linear in messages; more than this is an error of the caller's, not a conversation."""
-MAX_TEMPERATURE = 100
 MAX_TOP_K = 2**31 - 1
 MAX_SEED = 2**64 - 1
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 """Bounds the text that may have to be held back from a stream."""
 MAX_STOP_TOKEN_IDS = 64
-MAX_CACHE_NAME_CHARS = 256
-MAX_REQUEST_ID_CHARS = 128
 _REQUEST_ID = re.compile(r"[!-~]*")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 

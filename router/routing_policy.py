@@ -5,9 +5,9 @@
 
 `queue_s` is the prefill work ahead of the request, `compute_s` that of its own uncached tokens, both by
 the step-time model the worker measured of itself. The price is above 1 because computing spends capacity
-that others wait for, and higher where the pool evicts what was used a moment ago. Costs that are almost
-equal are a tie, and ties go home: by rendezvous hashing of the request's home key, so that equal cold
-prompts meet on one worker, on every router alike.
+that others wait for, and higher where the request would evict what was used a moment ago. Costs that are
+almost equal are a tie, and ties go home: by rendezvous hashing of the request's home key, so that equal
+cold prompts meet on one worker, on every router alike.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ class Candidate:
     """Sequences in its batch."""
     speed: Speed
     victim_age_s: float | None
-    """Seconds since its next eviction victim was last used; None while it has unused blocks."""
+    """Seconds since its next eviction victim was last used; None while nothing is cached."""
+    free_tokens: int
+    """Tokens that its unused blocks hold."""
     capacity_tokens: int
     """Tokens its whole pool holds."""
     recent_cold_tokens: float
@@ -165,14 +167,16 @@ class KvAwarePolicy:
 def _cost(request: RouteRequest, candidate: Candidate) -> CandidateCost:
     cached = min(candidate.expected_blocks * request.block_size, request.prompt_tokens - 1)
     speed = candidate.speed
+    uncached = request.prompt_tokens - cached
     age = candidate.victim_age_s
-    eviction = 0.0 if age is None else EVICTION_PRICE / (1.0 + age / EVICTION_AGE_S)
+    evicts = age is not None and candidate.free_tokens < uncached + request.max_tokens
+    eviction = EVICTION_PRICE / (1.0 + age / EVICTION_AGE_S) if evicts and age is not None else 0.0
     return CandidateCost(
         worker_id=candidate.worker_id,
         matched_blocks=candidate.matched_blocks,
         expected_blocks=candidate.expected_blocks,
         queue_s=speed.prefill_s(candidate.queue_tokens),
-        compute_s=speed.prefill_s(request.prompt_tokens - cached, cached),
+        compute_s=speed.prefill_s(uncached, cached),
         price=BASE_PRICE + eviction,
         decode_s=DECODE_WEIGHT * candidate.decoding * (speed.step_base_s + speed.per_token_s),
     )

@@ -9,12 +9,13 @@ from typing import Any, Protocol
 
 import grpc
 
-from kvhive.proto.errors import InvalidRequest, KvhiveError, Overloaded, TimedOut
+from kvhive.proto.errors import ComputeError, InvalidRequest, KvhiveError, TimedOut
 from kvhive.proto.transport import CLUSTER_TOKEN_KEY, MAX_MESSAGE_BYTES
 from kvhive.proto.v1 import worker_pb2, worker_pb2_grpc
 
 # With these a killed worker is known in milliseconds and a hung one in about a second, long before its lease.
 _CHANNEL_OPTIONS = [
+    ("grpc.enable_http_proxy", 0),  # workers are inside the cluster, whatever http_proxy says
     ("grpc.keepalive_time_ms", 1000),
     ("grpc.keepalive_timeout_ms", 1000),
     ("grpc.http2.ping_timeout_ms", 1000),
@@ -29,15 +30,20 @@ class WorkerLost(KvhiveError):
     """The worker is gone, hung, draining or broken: the request should go on elsewhere."""
 
 
+class WorkerBusy(KvhiveError):
+    """The worker's queue is full: another one may have room."""
+
+
 class WorkerClient(Protocol):
-    """How the dispatcher reaches workers; the simulator brings its own."""
+    """How the dispatcher reaches workers."""
 
     def generate(
         self, address: str, request: worker_pb2.WorkerGenerateRequest
     ) -> AsyncGenerator[worker_pb2.WorkerGenerateResponse, None]:
         """Stream one request. Closing the generator cancels it.
 
-        Raises WorkerLost, or InvalidRequest, Overloaded and TimedOut, which would be the same elsewhere.
+        Raises WorkerLost or WorkerBusy, or InvalidRequest, TimedOut and ComputeError, which would be the
+        same elsewhere.
         """
         ...
 
@@ -108,7 +114,9 @@ def _translated(error: grpc.aio.AioRpcError, address: str) -> KvhiveError:
             field, _, message = details.partition(": ")
             return InvalidRequest(field, message)
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return Overloaded(details)
+            return WorkerBusy(details)
+        case grpc.StatusCode.INTERNAL:
+            return ComputeError(details)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return TimedOut(details)
         case code:

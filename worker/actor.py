@@ -2,7 +2,8 @@
 
 The actor is detached, named, and restarted by Ray for ever. Its constructor starts the server on a thread
 and returns, so that a restart after a kill loads and serves again with no driver anywhere, and so that
-`status` answers while a model loads. The server registers under a new epoch each time by itself.
+`status` answers while a model loads. The server registers under a new epoch each time by itself; when it is
+started, tried again and stopped is server_life.py.
 """
 
 from __future__ import annotations
@@ -12,29 +13,27 @@ import logging
 import os
 import threading
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Any, TypedDict
 
 import ray
 import ray.util
 
 from kvhive.worker.options import WorkerOptions
 from kvhive.worker.server import WorkerServer
-
-log = logging.getLogger(__name__)
+from kvhive.worker.server_life import Phase, ServerLife
 
 NAMESPACE = "kvhive"
 NODE_HOST = "node"
 """As `WorkerOptions.host`: bind the node's own IP, which only the actor can know."""
 CONCURRENT_CALLS = 4
 """`status` must answer while `stop` waits for streams to end."""
-_RETRY_FIRST_S = 1.0
-_RETRY_LONGEST_S = 30.0
+_LOG_FORMAT = "time=%(asctime)s level=%(levelname)s at=%(name)s %(message)s"
 
 
 class ActorStatus(TypedDict):
     """What an actor says of itself, in plain values."""
 
-    phase: Literal["starting", "serving", "failed", "stopped"]
+    phase: Phase
     detail: str
     """What is being done, or why it failed."""
     address: str
@@ -46,59 +45,28 @@ class WorkerActor:
     """One worker in its own process."""
 
     def __init__(self, options: WorkerOptions) -> None:
+        # force: Ray may have put handlers of its own on the root logger. The lines end in Ray's worker logs.
+        logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, force=True)
         if options.host == NODE_HOST:
             options = dataclasses.replace(options, host=ray.util.get_node_ip_address())
-        self._options = options
-        self._restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
-        self._stopping = threading.Event()
-        self._failure = ""
-        self._serving = False
-        self._server = WorkerServer(options, on_failure=_give_up)
-        threading.Thread(target=self._serve, name="start", daemon=True).start()
+        restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
+        self._life = ServerLife(lambda: WorkerServer(options, on_failure=_give_up), restarted)
+        threading.Thread(target=self._life.run, name="start", daemon=True).start()
 
     def status(self) -> ActorStatus:
         """Say how far this worker is; answers at once."""
-        phase: Literal["starting", "serving", "failed", "stopped"] = "starting"
-        if self._stopping.is_set():
-            phase = "stopped"
-        elif self._serving:
-            phase = "serving"
-        elif self._failure:
-            phase = "failed"
+        life = self._life
         return ActorStatus(
-            phase=phase,
-            detail=self._failure or self._server.progress(),
-            address=self._server.address,
-            epoch=self._server.epoch,
+            phase=life.phase,
+            detail=life.failure or life.server.progress(),
+            address=life.server.address,
+            epoch=life.server.epoch,
             pid=os.getpid(),
         )
 
     def stop(self, grace_s: float) -> None:
         """Refuse new requests, give running ones `grace_s` seconds, deregister. The process stays."""
-        self._stopping.set()
-        if self._serving:
-            self._server.stop(grace_s)
-
-    def _serve(self) -> None:
-        """Start the server. The first start fails for good, so that somebody reads why; a restart retries.
-
-        A restarted worker has served before: what stops it now (Redis away, memory short) may pass.
-        """
-        wait_s = _RETRY_FIRST_S
-        while not self._stopping.is_set():
-            try:
-                self._server.start()
-            except Exception as error:  # the process's outermost edge: logged, and shown by `status`
-                log.exception("worker=%s cannot start", self._options.worker_id)
-                self._failure = f"{type(error).__name__}: {error}"
-            else:
-                self._failure, self._serving = "", True
-                return
-            if not self._restarted:
-                return
-            self._stopping.wait(wait_s)
-            wait_s = min(2 * wait_s, _RETRY_LONGEST_S)
-            self._server = WorkerServer(self._options, on_failure=_give_up)
+        self._life.stop(grace_s)
 
 
 @dataclass(frozen=True, slots=True)

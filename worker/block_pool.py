@@ -63,11 +63,10 @@ class BlockPool:
         total, free, cached = len(self.blocks), len(self._free), len(self._cached)
         return PoolUsage(total=total, live=total - free - cached, cached=cached, free=free)
 
-    def victim_age(self, now: float) -> float | None:
-        """Seconds since the next victim was last used; None while free blocks remain or nothing is cached."""
-        if self._free or not self._cached:
-            return None
-        return now - next(iter(self._cached.values())).released_at
+    @property
+    def victim_used_at(self) -> float | None:
+        """When the next eviction victim was last used, on the clock of `release`; None without one."""
+        return next(iter(self._cached.values())).released_at if self._cached else None
 
     def lookup(self, block_hash: BlockHash) -> Block | None:
         """Return the block registered under a hash, live or cached."""

@@ -10,9 +10,9 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from kvhive.proto.errors import KvhiveError, Unavailable
+from kvhive.proto.errors import ComputeError, KvhiveError, Unavailable
 from kvhive.proto.index_schema import LoadReport
 from kvhive.proto.kv_events import KvEvent
 from kvhive.worker.model_runner import Chunk, ModelRunner
@@ -60,6 +60,8 @@ class Engine:
         self._stopping = False
         self._refused: list[Output] = []
         self._load = LoadReport()
+        self._victim_used_at: float | None = None
+        self._leaks = 0
         self.steps = 0
         self.step_time = StepTimeModel()
 
@@ -77,8 +79,9 @@ class Engine:
 
     @property
     def load(self) -> LoadReport:
-        """Load and pool accounting as of the end of the last step."""
-        return self._load
+        """Load and pool accounting as of the end of the last step; the victim's age as of now."""
+        load, used_at = self._load, self._victim_used_at
+        return load if used_at is None else replace(load, victim_age_s=max(0.0, self._clock() - used_at))
 
     def stop(self) -> None:
         """Make `run` return after the current step; requests still inside get Unavailable."""
@@ -91,35 +94,41 @@ class Engine:
         self._report()
         while self._wait_for_work():
             self.step()
+        self._take_in()  # who posted just before the end gets an answer too
         self.abandon(Unavailable("the worker is stopping"))
 
     def step(self) -> None:
         """Do one step: take in what was posted, schedule, run, commit, tell."""
-        while self._inbox:
-            self._inbox.popleft()()
+        self._take_in()
         plan = self._scheduler.schedule()
         progress = self._scheduler.commit(plan, self._run(plan)) if plan else []
         self._tell(progress)
 
     def calibrate(self, token_counts: Iterable[int]) -> None:
-        """Measure the step time of prefills before serving, in blocks that hold nothing yet."""
-        block_size = self._manager.block_size
+        """Measure the step time of prefills and decodes before serving, in blocks that hold nothing yet.
+
+        Counts that the model's context, the step budget or the pool do not allow are left out.
+        """
+        capacity = len(self._manager.pool.blocks) * self._manager.block_size
+        longest = min(capacity, self._runner.shape.max_context, self._scheduler.limits.max_step_tokens)
         for count in token_counts:
-            blocks = list(range(self._manager.blocks_for(count)))
-            if len(blocks) <= len(self._manager.pool.blocks):
-                chunk = Chunk([0] * count, 0, blocks, None)
-                self._timed_run([chunk])
-                last = max(0, len(blocks) * block_size - 1)
-                self._timed_run([Chunk([0], last, blocks, None)])
+            if count <= longest:
+                blocks = list(range(self._manager.blocks_for(count)))
+                self._timed_run([Chunk([0] * count, 0, blocks, None)])
+                self._timed_run([Chunk([0], count - 1, blocks, None)])
 
     def abandon(self, error: KvhiveError) -> None:
-        """Give every request inside `error`."""
-        outputs = [Output(request_id, error=error) for request_id in self._sequences]
-        for seq in self._sequences.values():
+        """Give every request inside `error`. Told first: the pool may be what is broken."""
+        refused, self._refused = self._refused, []
+        self._hooks.deliver(refused + [Output(request_id, error=error) for request_id in self._sequences])
+        sequences, self._sequences = self._sequences, {}
+        for seq in sequences.values():
             self._scheduler.cancel(seq)
-        self._sequences.clear()
-        self._hooks.deliver(outputs)
         self._report()
+
+    def _take_in(self) -> None:
+        while self._inbox:
+            self._inbox.popleft()()
 
     def _post(self, action: Callable[[], None]) -> None:
         with self._wake:
@@ -172,6 +181,10 @@ class Engine:
                         finish=seq.finish_reason,
                     )
                 )
+            elif seq.finish_reason is FinishReason.FAILED:
+                outputs.append(
+                    Output(seq.request_id, error=ComputeError("the model's logits are not finite"))
+                )
             if seq.finish_reason is not None:
                 self._sequences.pop(seq.request_id, None)
         self.steps += 1
@@ -182,7 +195,10 @@ class Engine:
 
     def _report(self) -> None:
         usage = self._manager.pool.usage()
-        victim_age = self._manager.pool.victim_age(self._clock())
+        self._victim_used_at = self._manager.pool.victim_used_at
+        if usage.live and self._scheduler.idle:
+            self._leaks += 1
+            log.error("accounting: %d blocks are live while nothing runs (%d times)", usage.live, self._leaks)
         base, per_token, per_attention = self.step_time.coefficients
         scheduler = self._scheduler
         self._load = LoadReport(
@@ -193,7 +209,6 @@ class Engine:
             blocks_live=usage.live,
             blocks_cached=usage.cached,
             blocks_free=usage.free,
-            victim_age_s=-1.0 if victim_age is None else victim_age,
             step_base_s=base,
             step_per_token_s=per_token,
             step_per_attention_s=per_attention,
@@ -201,4 +216,5 @@ class Engine:
             prefix_queries=scheduler.prefix_queries,
             prefix_hits=scheduler.prefix_hits,
             preemptions=scheduler.preemptions,
+            accounting_errors=self._leaks,
         )

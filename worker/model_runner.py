@@ -12,6 +12,9 @@ from typing import Protocol
 
 from kvhive.worker.sequence import SamplingParams
 
+NO_TOKEN = -1
+"""Sampled where the model's logits are not finite: the sequence has failed, and only that one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -47,7 +50,8 @@ class ModelRunner(Protocol):
     """Writes the KV of each chunk into the pool and samples where asked.
 
     `run` is called from one thread, one step at a time. It returns one entry per chunk, in order: the
-    sampled token id, or None where `sampling` is None. When it returns, the KV of every chunk is written.
+    sampled token id (or NO_TOKEN), and None where `sampling` is None. When it returns, the KV of every chunk
+    is written. Whatever it raises ends the engine: the pool's content is not known any more.
     """
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,8 +13,8 @@ class WorkerOptions:
     cluster: str
     model_path: str
     model_name: str
-    redis_url: str
-    cluster_token: str
+    redis_url: str = field(repr=False)
+    cluster_token: str = field(repr=False)
     dtype: str = "auto"
     device: str = "cpu"
     block_size: int = 16

@@ -6,13 +6,10 @@ import math
 
 from kvhive.proto.block_hash import namespace_extras, unpack_tokens
 from kvhive.proto.errors import InvalidRequest
+from kvhive.proto.limits import MAX_CACHE_NAME_CHARS, MAX_REQUEST_ID_CHARS, MAX_TEMPERATURE
 from kvhive.proto.v1 import worker_pb2
 from kvhive.worker.model_runner import ModelShape
 from kvhive.worker.sequence import SamplingParams, Sequence
-
-MAX_SALT_CHARS = 256
-MAX_REQUEST_ID_CHARS = 128
-MAX_TEMPERATURE = 100.0
 
 
 def to_sequence(request: worker_pb2.WorkerGenerateRequest, shape: ModelShape) -> Sequence:
@@ -21,9 +18,10 @@ def to_sequence(request: worker_pb2.WorkerGenerateRequest, shape: ModelShape) ->
         raise InvalidRequest(
             "request_id", f"must have 1 to {MAX_REQUEST_ID_CHARS} characters, has {len(request.request_id)}"
         )
-    if len(request.cache_salt) > MAX_SALT_CHARS:
+    if len(request.cache_salt) > MAX_CACHE_NAME_CHARS:
         raise InvalidRequest(
-            "cache_salt", f"must have at most {MAX_SALT_CHARS} characters, has {len(request.cache_salt)}"
+            "cache_salt",
+            f"must have at most {MAX_CACHE_NAME_CHARS} characters, has {len(request.cache_salt)}",
         )
     tokens = _tokens(request, shape)
     if not 0 <= request.resumed_tokens < len(tokens):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from kvhive.proto.errors import InvalidRequest, Overloaded
 from kvhive.worker.kv_cache_manager import KvCacheManager
-from kvhive.worker.model_runner import Chunk
+from kvhive.worker.model_runner import NO_TOKEN, Chunk
 from kvhive.worker.sequence import FinishReason, Sequence, SequenceState
 
 
@@ -85,7 +85,8 @@ class Scheduler:
                 f"prompt ({len(seq.tokens)} tokens) and max_tokens ({seq.max_total - len(seq.tokens)}) need "
                 f"{seq.max_total} tokens of KV, the worker's pool holds {capacity}",
             )
-        if len(self.waiting) >= self.limits.max_waiting:
+        free_slots = max(0, self.limits.max_running - len(self.running))  # those are admitted at once
+        if len(self.waiting) >= self.limits.max_waiting + free_slots:
             raise Overloaded(
                 f"{len(self.waiting)} requests are waiting, the limit is {self.limits.max_waiting}"
             )
@@ -118,6 +119,10 @@ class Scheduler:
         progress = []
         for item, token in zip(plan, sampled, strict=True):
             seq = item.seq
+            if token == NO_TOKEN:  # nothing it computed in this step may be found by others
+                self._finish(seq, FinishReason.FAILED)
+                progress.append(Progress(seq, None))
+                continue
             seq.num_computed += item.num_tokens
             self.manager.commit(seq)
             if token is not None:

@@ -39,6 +39,8 @@ class FinishReason(Enum):
     STOP = auto()
     LENGTH = auto()
     CANCELLED = auto()
+    FAILED = auto()
+    """The model computed no number to sample from."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +74,6 @@ class Sequence:
     """Tokens of full prompt blocks that this sequence added to the pool."""
     preemptions: int = 0
     finish_reason: FinishReason | None = None
-    cancelled: bool = False
 
     def __post_init__(self) -> None:
         if not self.max_total:

@@ -20,6 +20,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from kvhive.proto.block_hash import root_hash
+from kvhive.proto.config import bracketed
 from kvhive.proto.errors import Unavailable
 from kvhive.proto.index_schema import IndexKeys, LoadReport, WorkerRecord, WorkerState
 from kvhive.proto.kv_events import KvEvent
@@ -102,7 +103,7 @@ class WorkerServer:
         self._service = self._call(self._make_service(runner))
         engine = self._engine = self._make_engine(runner, identity)
         self._progress = "calibrating"
-        engine.calibrate([n for n in CALIBRATION_TOKENS if n <= options.max_step_tokens])
+        engine.calibrate(CALIBRATION_TOKENS)
         self._progress = "registering"
         self._call(self._open(runner, engine, identity))
         self._engine_thread = threading.Thread(target=self._run_engine, name="engine", daemon=True)
@@ -148,9 +149,10 @@ class WorkerServer:
         guard = ClusterTokenGuard(options.cluster_token)
         self._grpc = grpc.aio.server(options=GRPC_OPTIONS, interceptors=[guard])
         worker_pb2_grpc.add_WorkerServicer_to_server(self._service, self._grpc)
-        port = self._grpc.add_insecure_port(f"{options.host}:0")
+        host = bracketed(options.host)
+        port = self._grpc.add_insecure_port(f"{host}:0")
         await self._grpc.start()
-        self.address = f"{options.host}:{port}"
+        self.address = f"{host}:{port}"
         self._redis = redis.asyncio.Redis.from_url(
             options.redis_url,
             socket_timeout=options.redis_timeout_s,
@@ -187,6 +189,7 @@ class WorkerServer:
         assert self._service is not None and self._publisher is not None
         self._service.state = WorkerState.SERVING
         self._publishing = asyncio.create_task(self._publisher.run())
+        self._publishing.add_done_callback(self._publisher_ended)
         await self._publisher.set_state(WorkerState.SERVING)
 
     async def _close(self, grace_s: float) -> None:
@@ -210,13 +213,21 @@ class WorkerServer:
         if self._redis is not None:
             await self._redis.aclose()
 
+    def _publisher_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            # Without a publisher the lease ends and nobody would know why: better a fresh process.
+            log.critical("publisher failed worker_id=%s", self._options.worker_id, exc_info=task.exception())
+            self._on_failure()
+
     def _run_engine(self) -> None:
         assert self._engine is not None
         try:
             self._engine.run()
         except Exception:  # the process's outermost edge: after this the pool's content is not known
-            log.exception("worker=%s engine failed, the worker gives up", self._options.worker_id)
+            log.exception("engine failed, the worker gives up worker_id=%s", self._options.worker_id)
             assert self._service is not None
             self._service.state = WorkerState.STOPPED
-            self._engine.abandon(Unavailable("the worker's engine failed"))
-            self._on_failure()
+            try:
+                self._engine.abandon(Unavailable("the worker's engine failed"))
+            finally:
+                self._on_failure()

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from kvhive.proto.errors import InvalidRequest, Overloaded
+from kvhive.proto.errors import ComputeError, InvalidRequest, KvhiveError, Overloaded
 from kvhive.proto.index_schema import WorkerState
 from kvhive.proto.transport import CLUSTER_TOKEN_KEY
 from kvhive.proto.v1 import worker_pb2, worker_pb2_grpc
@@ -24,7 +24,11 @@ log = logging.getLogger(__name__)
 
 CLEAR_CACHE_TIMEOUT_S = 30.0
 
-_STATUS = {InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT, Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED}
+_STATUS: dict[type[KvhiveError], grpc.StatusCode] = {
+    InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ComputeError: grpc.StatusCode.INTERNAL,
+}
 
 
 class ClusterTokenGuard(grpc.aio.ServerInterceptor):

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as ReadOnly
 
-from kvhive.worker.model_runner import Chunk, ModelShape
+from kvhive.worker.model_runner import NO_TOKEN, Chunk, ModelShape
 
 _EMPTY = 2**32 - 1
 
@@ -20,6 +20,8 @@ class SimulatedRunner:
     """Deterministic; `on_step(tokens, pairs)` may advance a virtual clock by what a step would cost."""
 
     device = "simulated"
+    POISON = 999
+    """A token after which the logits are not finite."""
 
     def __init__(
         self,
@@ -32,10 +34,14 @@ class SimulatedRunner:
         self._slots = array("I", [_EMPTY]) * (num_blocks * block_size)
         self._block_size = block_size
         self._on_step = on_step
+        self.fails = False
+        """Set to make the next step fail as a whole."""
         self.shape = ModelShape(vocab_size, max_context, 1, 1, 1, 4)
 
     def run(self, chunks: ReadOnly[Chunk]) -> list[int | None]:
-        """Write every chunk, then read and "sample"."""
+        """Write every chunk, then read and "sample". Raises RuntimeError when it was told to fail."""
+        if self.fails:
+            raise RuntimeError("told to fail")
         for chunk in chunks:
             for offset, token in enumerate(chunk.token_ids):
                 self._slots[self._slot(chunk, chunk.start + offset)] = token
@@ -46,9 +52,11 @@ class SimulatedRunner:
     def next_token(self, tokens: ReadOnly[int]) -> int:
         """What follows `tokens` when every block is right: the oracle of tests."""
         digest = hashlib.blake2b(array("I", tokens).tobytes(), digest_size=8).digest()
-        return int.from_bytes(digest, "little") % self.shape.vocab_size
+        return int.from_bytes(digest, "little") % min(self.shape.vocab_size, self.POISON)
 
     def _sample(self, chunk: Chunk) -> int:
+        if chunk.token_ids[-1] == self.POISON:
+            return NO_TOKEN
         end = chunk.start + len(chunk.token_ids)
         return self.next_token([self._slots[self._slot(chunk, position)] for position in range(end)])
 

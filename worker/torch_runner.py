@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 
 from kvhive.kernels.attention_metadata import attention_metadata
-from kvhive.kernels.sampling import SamplingRow, sample
+from kvhive.kernels.sampling import NonFiniteLogits, SamplingRow, sample
 from kvhive.proto.errors import ModelError
 from kvhive.worker.kv_cache import allocate_pool
 from kvhive.worker.llama import ForwardBatch, LlamaModel
 from kvhive.worker.llama_config import DTYPES
 from kvhive.worker.model_config import read_model_config, resolve_dtype
-from kvhive.worker.model_runner import Chunk, ModelShape
+from kvhive.worker.model_runner import NO_TOKEN, Chunk, ModelShape
 from kvhive.worker.weights import iterate_weights
 
 
@@ -93,8 +93,7 @@ class TorchModelRunner:
         """Compute one step; see ModelRunner.
 
         Raises ValueError when a chunk breaks the contract (empty, a token outside the vocabulary, beyond
-        max_context, blocks missing or outside the pool), before anything is written; NonFiniteLogits when
-        the model computes no number for a token that is to be sampled.
+        max_context, blocks missing or outside the pool), before anything is written.
         """
         if not chunks:
             return []
@@ -102,7 +101,7 @@ class TorchModelRunner:
         with torch.inference_mode():
             batch = self._batch(chunks)
             logits = self._model.forward(batch, self._pool)
-            sampled = iter(sample(logits, [row for chunk in chunks if (row := _sampling_row(chunk))]))
+            sampled = iter(_sample(logits, [row for chunk in chunks if (row := _sampling_row(chunk))]))
         return [None if chunk.sampling is None else next(sampled) for chunk in chunks]
 
     def _check(self, chunks: ReadOnly[Chunk]) -> None:
@@ -140,6 +139,17 @@ class TorchModelRunner:
             attention=attention,
             logit_rows=last[sampling].to(self._device),
         )
+
+
+def _sample(logits: torch.Tensor, rows: list[SamplingRow]) -> list[int]:
+    """Sample every row; NO_TOKEN for the rows that are not finite, so that the others do not suffer."""
+    try:
+        return sample(logits, rows)
+    except NonFiniteLogits as error:
+        bad = set(error.rows)
+    good = [index for index in range(len(rows)) if index not in bad]
+    tokens = dict(zip(good, sample(logits[good], [rows[index] for index in good]), strict=True))
+    return [tokens.get(index, NO_TOKEN) for index in range(len(rows))]
 
 
 def _device(name: str) -> torch.device:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from redis_fixtures import eventually
 from router_rig import RouterRig, running_router
 
 from kvhive.proto.errors import InvalidRequest, Overloaded, Unavailable
@@ -43,7 +45,7 @@ async def test_a_burst_of_equal_cold_prompts_converges_before_any_event(
 
 
 async def test_salts_never_meet_on_any_worker(redis_server: EmbeddedRedis, demo_gguf: Path) -> None:
-    """Known fault 58: the salt is in the router's hash as in the worker's, with its positive control."""
+    """The salt is in the router's hash as in the worker's, with its positive control."""
     async with running_router(redis_server.url, demo_gguf) as rig:
         prompt = list(range(33))
         await rig.ask(prompt, cache_salt="s1")
@@ -70,7 +72,7 @@ async def stream_then(rig: RouterRig, strike: object, length: int = 60) -> objec
 async def test_a_stream_that_loses_its_worker_goes_on_elsewhere(
     redis_server: EmbeddedRedis, demo_gguf: Path
 ) -> None:
-    """No token lost or doubled, usage counted once, and the lost one cools down (known fault 71)."""
+    """No token lost or doubled, usage counted once, and the lost one cools down."""
     async with running_router(redis_server.url, demo_gguf, step_s=0.01) as rig:
         struck: list[str] = []
 
@@ -88,11 +90,65 @@ async def test_a_stream_that_loses_its_worker_goes_on_elsewhere(
         assert rig.state.loads.in_flight(struck[0]) == 0
 
 
+async def test_a_stream_that_moved_counts_where_it_went(redis_server: EmbeddedRedis, demo_gguf: Path) -> None:
+    async with running_router(redis_server.url, demo_gguf, step_s=0.01) as rig:
+        begun = asyncio.Event()
+        sampling = SamplingParams(max_tokens=200, ignore_eos=True)
+        stream = asyncio.create_task(rig.run(GenerateRequest(TokenPrompt((1, 2, 3)), sampling), begun))
+        await begun.wait()
+        victim = next(w for w in rig.workers.values() if w.service.open_streams)
+        await victim.server.stop(0)
+        survivor = next(w for w in rig.workers.values() if w is not victim)
+        await eventually(lambda: survivor.service.open_streams == 1)
+        assert rig.state.loads.in_flight(survivor.worker_id) == 1
+        await stream
+        assert rig.state.loads.in_flight(survivor.worker_id) == 0
+
+
+async def test_closing_a_stream_before_its_first_token_leaves_nothing(
+    redis_server: EmbeddedRedis, demo_gguf: Path
+) -> None:
+    async with running_router(redis_server.url, demo_gguf) as rig:
+        for _ in range(3):
+            events = rig.dispatcher.generate(GenerateRequest(TokenPrompt((1, 2, 3))))
+            await anext(events)
+            await events.aclose()
+        assert not rig.state.loads._reservations and rig.dispatcher._in_flight == 0
+
+
+async def test_two_requests_may_bear_the_same_id(redis_server: EmbeddedRedis, demo_gguf: Path) -> None:
+    """A client's ids are its own affair: no worker is blamed for them."""
+    async with running_router(redis_server.url, demo_gguf, step_s=0.005) as rig:
+        answers = await asyncio.gather(*(rig.ask([1, 2, 3], 20, request_id="mine") for _ in range(4)))
+        assert all(a.started and a.started.request_id == "mine" for a in answers)
+        assert all(a.usage.failovers == 0 and len(a.token_ids) == 20 for a in answers)
+
+
+async def test_a_full_worker_passes_a_request_on_without_blame(
+    redis_server: EmbeddedRedis, demo_gguf: Path
+) -> None:
+    """And only when every one it tries is full is the client told so."""
+    async with running_router(redis_server.url, demo_gguf, step_s=0.01, max_waiting=0) as rig:
+        prompt = list(range(40))
+        home = (await rig.ask(prompt, 2)).usage.worker_id
+        await rig.indexed()
+        streams = [asyncio.create_task(rig.ask([*prompt, i], 200)) for i in range(8)]
+        await eventually(lambda: rig.workers[home].engine.load.running == 8)
+        other = await rig.ask([*prompt, 99], 2)
+        assert other.usage.worker_id != home and other.usage.failovers == 0
+        more = [asyncio.create_task(rig.ask([700 + i], 200)) for i in range(8)]
+        await eventually(lambda: all(w.engine.load.running == 8 for w in rig.workers.values()))
+        with pytest.raises(Overloaded, match="requests are waiting, the limit is 0"):
+            await rig.ask([5, 5])
+        assert all(answer.usage.completion_tokens == 200 for answer in await asyncio.gather(*streams, *more))
+        assert len(rig.registry.routable(time.monotonic())) == 2
+
+
 async def test_a_failing_engine_is_failed_over_too(redis_server: EmbeddedRedis, demo_gguf: Path) -> None:
     async with running_router(redis_server.url, demo_gguf, step_s=0.01) as rig:
 
         async def break_engine(worker: object) -> None:
-            worker.engine.stop()  # type: ignore[attr-defined]
+            worker.runner.fails = True  # type: ignore[attr-defined]
 
         answer = await stream_then(rig, break_engine)
         assert answer.token_ids == rig.oracle(list(range(20)), 60)  # type: ignore[attr-defined]
@@ -137,7 +193,7 @@ async def test_unrelated_cold_prompts_spread(redis_server: EmbeddedRedis, demo_g
 async def test_a_stop_string_ends_the_text_and_the_stream(
     redis_server: EmbeddedRedis, demo_gguf: Path
 ) -> None:
-    """Known fault 31: what the worker sent after the completing token counts for nothing."""
+    """What the worker sent after the completing token counts for nothing."""
     async with running_router(redis_server.url, demo_gguf) as rig:
         prompt = list(range(10))
         whole = await rig.ask(prompt, 40)
@@ -154,7 +210,7 @@ async def test_a_stop_string_ends_the_text_and_the_stream(
 async def test_what_was_held_back_is_delivered_at_the_end(
     redis_server: EmbeddedRedis, demo_gguf: Path
 ) -> None:
-    """Known fault 37: the text ends with the beginning of a stop string."""
+    """The text ends with the beginning of a stop string."""
     async with running_router(redis_server.url, demo_gguf) as rig:
         whole = await rig.ask(list(range(10)), 20)
         sampling = SamplingParams(max_tokens=20, ignore_eos=True, stop=(whole.text[-3:] + "@@@",))
@@ -179,8 +235,8 @@ async def test_closing_a_stream_frees_everything_at_once(
 
 async def test_one_request_too_many_is_refused(redis_server: EmbeddedRedis, demo_gguf: Path) -> None:
     async with running_router(redis_server.url, demo_gguf, max_concurrent=2, step_s=0.01) as rig:
-        streams = [asyncio.create_task(rig.ask([i], 30)) for i in range(2)]
-        await asyncio.sleep(0.1)
+        streams = [asyncio.create_task(rig.ask([i], 300)) for i in range(2)]
+        await eventually(lambda: rig.dispatcher._in_flight == 2)
         with pytest.raises(Overloaded, match="2 requests are in flight, the limit is 2"):
             await rig.ask([9])
         await asyncio.gather(*streams)
@@ -192,7 +248,7 @@ async def test_what_no_pool_can_hold_is_refused_by_name(redis_server: EmbeddedRe
         with pytest.raises(InvalidRequest, match="need 1101 tokens of KV, the largest pool holds 1024"):
             await rig.ask(list(range(101)), 1000)
         unlimited = SamplingParams(ignore_eos=True)
-        filled = await rig.ask(list(range(1000)), sampling=unlimited)
+        filled = await rig.ask([*range(900), *range(100)], sampling=unlimited)
         assert filled.usage.completion_tokens == 24, "without max_tokens the pool's room is what is meant"
 
 

@@ -23,10 +23,12 @@ def test_a_report_that_contains_the_request_is_not_added_to() -> None:
     loads.first_token("a", now=11.0)
     assert loads.queue_tokens("w1", reported=100, reported_at=10.5) == 0
     assert loads.queue_tokens("w1", reported=0, reported_at=11.5) == 0
+    loads.first_token("a", now=12.0)
+    assert loads.queue_tokens("w1", reported=50, reported_at=11.5) == 50, "later tokens change nothing"
 
 
 def test_finishing_is_idempotent_and_frees_everything() -> None:
-    """Known fault 86: nothing is counted for ever, however a request ended."""
+    """Nothing is counted for ever, however a request ended."""
     loads = LoadTracker()
     for i in range(100):
         loads.reserve(f"r{i}", "w1", 10, now=1.0)

@@ -21,6 +21,7 @@ IDLE = Candidate(
     decoding=0,
     speed=SPEED,
     victim_age_s=None,
+    free_tokens=0,
     capacity_tokens=10_000,
     recent_cold_tokens=0.0,
 )
@@ -52,7 +53,7 @@ def test_blocks_on_their_way_count_like_blocks_that_are_there() -> None:
 
 
 def test_a_queue_longer_than_the_priced_prefill_sends_the_request_away() -> None:
-    """Known fault 66: a hot prefix gets a second home when its first costs more."""
+    """A hot prefix gets a second home when its first costs more."""
     busy = worker("w2", matched_blocks=32, queue_tokens=5000)
     decision = decide(worker("w1"), busy)
     assert (decision.worker_id, decision.reason) == ("w1", RouteReason.LOAD)
@@ -65,10 +66,13 @@ def test_the_price_of_computing_rises_where_recent_blocks_are_evicted() -> None:
     assert cost["calm"].price == pytest.approx(2.0)
     assert cost["pressed"].price == pytest.approx(7.0)
     assert decide(worker("w")).costs[0].price == 2.0
+    roomy = worker("w", victim_age_s=0.0, free_tokens=656)
+    assert decide(roomy).costs[0].price == 2.0, "nothing is evicted where unused blocks suffice"
+    assert decide(replace(roomy, free_tokens=655)).costs[0].price == pytest.approx(7.0)
 
 
 def test_a_cold_prompt_avoids_the_busy_worker_whatever_its_cache_holds() -> None:
-    """Known fault 65: least loaded, not smallest cache."""
+    """Least loaded, not smallest cache."""
     for home in (b"a", b"b", b"c", b"d"):
         decision = decide(worker("w1", queue_tokens=3000, decoding=4), worker("w2"), home=home)
         assert decision.worker_id == "w2"
@@ -96,7 +100,7 @@ def test_the_order_of_candidates_does_not_matter() -> None:
 
 
 def test_membership_changes_move_only_the_keys_of_the_worker_that_left() -> None:
-    """Known fault 73."""
+    """Rendezvous hashing: every other home stays where it was."""
     workers = [worker(f"w{i}") for i in range(3)]
     keys = [f"key{i}".encode() for i in range(60)]
     before = {key: decide(*workers, home=key, keyed=True).worker_id for key in keys}

@@ -21,7 +21,6 @@ from kvhive.router.frontend import Delta, Finished, ModelInfo, Started, Usage
 from kvhive.router.kv_index_mirror import KvIndexMirror
 from kvhive.router.kv_index_reader import KvIndexReader
 from kvhive.router.load_tracker import LoadTracker
-from kvhive.router.metrics import RequestMetrics
 from kvhive.router.placement import Placer, RoutingState
 from kvhive.router.predicted_blocks import PredictedBlocks
 from kvhive.router.prompt import PromptPreparer
@@ -117,6 +116,7 @@ async def running_router(
     blocks: int = 256,
     max_concurrent: int = 100,
     max_failovers: int = 2,
+    max_waiting: int = 64,
 ) -> AsyncIterator[RouterRig]:
     """Start workers and a router; leaves when all workers are routable."""
     root, keys = root_hash(IDENTITY), IndexKeys("test")
@@ -126,7 +126,7 @@ async def running_router(
         workers, publishers = {}, {}
         for number in range(1, count + 1):
             worker = await stack.enter_async_context(
-                running_worker(f"w{number}", blocks, BLOCK, step_s, root)
+                running_worker(f"w{number}", blocks, BLOCK, step_s, root, max_waiting)
             )
             workers[worker.worker_id] = worker
             publishers[worker.worker_id] = await _publish(stack, redis_url, keys, worker)
@@ -149,7 +149,6 @@ async def running_router(
             (state, Placer(state, KvAwarePolicy(), BLOCK, 5.0, time.monotonic)),
             worker_client,
             DispatchLimits(max_concurrent, max_failovers, queue_timeout_s=10.0),
-            RequestMetrics(),
             time.monotonic,
         )
         await eventually(lambda: len(registry.routable(time.monotonic())) == count)

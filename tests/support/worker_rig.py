@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from kvhive.proto.block_hash import BlockHash, pack_tokens, root_hash
+from kvhive.proto.errors import Unavailable
 from kvhive.proto.index_schema import WorkerState
 from kvhive.proto.kv_events import KvEvent
 from kvhive.proto.transport import CLUSTER_TOKEN_KEY
@@ -38,6 +40,7 @@ class WorkerRig:
     service: WorkerService
     engine: Engine
     pool: BlockPool
+    thread: threading.Thread
     runner: SimulatedRunner
     channel: grpc.aio.Channel
     events: list[KvEvent] = field(default_factory=list)
@@ -102,7 +105,7 @@ async def running_worker(
     engine = Engine(runner, scheduler, EngineHooks(service.deliver, publish), time.monotonic)
     service.attach(engine, lambda: 1)
     service.state = WorkerState.SERVING
-    thread = threading.Thread(target=engine.run, daemon=True)
+    thread = threading.Thread(target=_run, args=(engine, service), daemon=True)
     thread.start()
     server = grpc.aio.server(interceptors=[ClusterTokenGuard(TOKEN)])
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
@@ -111,9 +114,19 @@ async def running_worker(
     async with grpc.aio.insecure_channel(address) as channel:
         try:
             yield WorkerRig(
-                worker_id, address, server, service, engine, pool, runner, channel, events, listeners
+                worker_id, address, server, service, engine, pool, thread, runner, channel, events, listeners
             )
         finally:
             engine.stop()
             await asyncio.to_thread(thread.join, 5)
             await server.stop(0)
+
+
+def _run(engine: Engine, service: WorkerService) -> None:
+    """What WorkerServer does around the engine, without ending the process."""
+    try:
+        engine.run()
+    except RuntimeError:
+        service.state = WorkerState.STOPPED
+        with contextlib.suppress(TypeError):  # of a pool that a test has broken
+            engine.abandon(Unavailable("the worker's engine failed"))

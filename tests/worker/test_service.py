@@ -7,6 +7,7 @@ import random
 
 import grpc
 import pytest
+from redis_fixtures import eventually
 from worker_rig import METADATA, WorkerRig, running_worker
 
 from kvhive.proto.index_schema import WorkerState
@@ -132,7 +133,7 @@ async def test_a_draining_worker_refuses_new_requests_and_still_reports() -> Non
 
 
 async def test_cancelled_streams_leave_nothing_behind() -> None:
-    """Known faults 78 and 93: cancelled at random moments, 20 at a time."""
+    """Cancelled at random moments, 20 at a time: no block stays held, and the next request is served."""
     rng = random.Random(7)
     async with running_worker(step_s=0.001, max_waiting=1000) as worker:
 
@@ -167,7 +168,7 @@ async def test_the_same_request_id_twice_at_once_is_refused() -> None:
 
 
 async def test_clearing_the_cache_of_an_idle_worker_takes_effect_at_once() -> None:
-    """Known fault 55: without waiting for traffic, and told to the index."""
+    """The pool is empty at once, without waiting for traffic, and the index is told."""
     async with running_worker() as worker:
         await worker.generate(worker.request("a", range(20)))
         await worker.idle()
@@ -180,7 +181,7 @@ async def test_clearing_the_cache_of_an_idle_worker_takes_effect_at_once() -> No
 
 
 async def test_a_slow_reader_holds_no_more_than_its_own_tokens() -> None:
-    """Known fault 42: its stream finishes in the engine and frees its blocks long before it is read."""
+    """Its stream finishes in the engine and frees its blocks long before it is read."""
     async with running_worker() as worker:
         responses = aiter(worker.stub.Generate(worker.request("slow", [1, 2], 500), metadata=METADATA))
         first = await anext(responses)
@@ -189,11 +190,47 @@ async def test_a_slow_reader_holds_no_more_than_its_own_tokens() -> None:
         assert len(tokens_of([first, *[r async for r in responses]])) == 500
 
 
+async def started(worker: WorkerRig) -> None:
+    await eventually(lambda: worker.engine.steps > 0)
+
+
 async def test_a_failing_engine_gives_every_stream_a_retryable_error() -> None:
+    """Also when the pool itself is what is broken, so that nothing can be released."""
+    for broken_pool in (False, True):
+        async with running_worker(step_s=0.01) as worker:
+            stream = asyncio.create_task(worker.generate(worker.request("a", [1], 500)))
+            await started(worker)
+            if broken_pool:
+                worker.pool.release = worker.pool.clear  # type: ignore[method-assign,assignment]
+            worker.runner.fails = True
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await stream
+            assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert "engine failed" in (error.value.details() or "")
+            code, _ = await refusal(worker, worker.request("b", [1]))
+            assert code is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_stopping_engine_answers_those_who_came_last() -> None:
     async with running_worker(step_s=0.01) as worker:
-        stream = asyncio.create_task(worker.generate(worker.request("a", [1], 500)))
-        await asyncio.sleep(0.1)
+        streams = [asyncio.create_task(worker.generate(worker.request(f"r{i}", [i], 500))) for i in range(5)]
+        await started(worker)
         worker.engine.stop()
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await stream
-        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+        for stream in streams:
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await stream
+            assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_logits_that_are_not_finite_fail_their_own_request_only() -> None:
+    """Not retryable, and no block that it computed in that step can be hit."""
+    async with running_worker(step_s=0.002) as worker:
+        neighbour = asyncio.create_task(worker.generate(worker.request("good", range(10), 60)))
+        await started(worker)
+        poisoned = [*range(300, 320), worker.runner.POISON]
+        code, details = await refusal(worker, worker.request("bad", poisoned, 5))
+        assert code is grpc.StatusCode.INTERNAL and "not finite" in details
+        assert tokens_of(await neighbour) == oracle(worker, list(range(10)), 60)
+        await worker.idle()
+        again = await worker.generate(worker.request("again", [*range(300, 320), 1], 2))
+        assert again[0].cached_tokens == 0

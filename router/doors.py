@@ -1,0 +1,80 @@
+"""Both doors of a router, opened and closed together: gRPC with health and reflection, and HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+from starlette.types import ASGIApp
+
+from kvhive.proto.config import RouterConfig, bracketed
+from kvhive.proto.v1 import inference_pb2_grpc
+from kvhive.router.grpc_service import REQUEST_TYPES, SERVICE_NAME, InferenceService
+from kvhive.router.http_gateway import HttpServer
+from kvhive.router.malformed_message import MalformedMessageGuard
+
+EXTRA_RPCS = 64
+"""Calls beyond the limit on requests that gRPC still takes in, so that health and status are answered."""
+
+# Clients may ping idle and silent streams: a long prefill is not a broken connection.
+_KEEPALIVE_OPTIONS = [
+    ("grpc.so_reuseport", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+    ("grpc.http2.max_ping_strikes", 0),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RouterEndpoints:
+    """Where a router listens."""
+
+    grpc: str
+    """host:port of kvhive.v1.Inference."""
+    http: str
+    """Base URL of the HTTP API."""
+
+
+class Doors:
+    """Open once, close once."""
+
+    def __init__(self, config: RouterConfig, service: InferenceService, app: ASGIApp) -> None:
+        self._config = config
+        self._http = HttpServer(app)
+        self._health = health_aio.HealthServicer()
+        self._healthy: bool | None = None
+        self._grpc = grpc.aio.server(
+            options=[*_KEEPALIVE_OPTIONS, ("grpc.max_receive_message_length", config.max_request_bytes)],
+            interceptors=[MalformedMessageGuard(REQUEST_TYPES)],
+            maximum_concurrent_rpcs=config.max_concurrent_requests + EXTRA_RPCS,
+        )
+        inference_pb2_grpc.add_InferenceServicer_to_server(service, self._grpc)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
+        names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._grpc)
+
+    async def open(self) -> RouterEndpoints:
+        """Listen. Raises OSError or RuntimeError when a port cannot be had."""
+        host = bracketed(self._config.host)
+        grpc_port = self._grpc.add_insecure_port(f"{host}:{self._config.grpc_port}")
+        await self._grpc.start()
+        http_port = await self._http.start(self._config.host, self._config.http_port)
+        return RouterEndpoints(f"{host}:{grpc_port}", f"http://{host}:{http_port}")
+
+    async def close(self, grace_s: float) -> None:
+        """Refuse what is new, and give what runs on either door `grace_s` seconds to end."""
+        await self.set_health(False)
+        await asyncio.gather(self._grpc.stop(grace_s), self._http.stop(grace_s))
+
+    async def set_health(self, serving: bool) -> None:
+        """Tell grpc.health.v1, and those who watch it, whether a request would find a worker."""
+        if serving == self._healthy:
+            return
+        self._healthy = serving
+        status = health_pb2.HealthCheckResponse
+        for name in ("", SERVICE_NAME):
+            await self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
