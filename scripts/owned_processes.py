@@ -1,9 +1,12 @@
 """Which processes belong to a cluster, and how to end exactly those.
 
-Everything a cluster starts inherits KVHIVE_RUNTIME_DIR, the unique runtime directory of that one start.
-A process is ours when its environment, command line or working directory says so (servers that retitle
-themselves overwrite the first two). So nothing is lost when a start is interrupted half-way, and a
-reused pid is never mistaken: pids that are written down carry their start time. Linux only (/proc).
+Everything a cluster starts inherits KVHIVE_RUNTIME_DIR, the unique runtime directory of that one start, and
+runs as the user who owns that directory, away from any terminal. All three must hold, so that a pager on a
+log, or a shell that went into the directory, is never ended. A Redis that retitles itself overwrites its
+environment; it is known by its own folder in there, where nothing else runs as a Redis.
+
+So nothing is lost when a start is interrupted half-way, and a reused pid is never mistaken: pids that are
+written down carry their start time. Linux only (/proc).
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RUNTIME_DIR_VARIABLE = "KVHIVE_RUNTIME_DIR"
+_REDIS_NAMES = ("redis", "valkey")
 _POLL_S = 0.05
 _KILL_WAIT_S = 5.0
 """After SIGKILL only the kernel is left to wait for."""
@@ -50,7 +54,7 @@ def processes_of(runtime_dir: Path) -> list[ProcessId]:
     """Return every process of the start that made `runtime_dir`, never this process itself."""
     found = []
     for entry in os.listdir("/proc"):
-        if entry.isdigit() and int(entry) != os.getpid() and _mentions(int(entry), runtime_dir):
+        if entry.isdigit() and int(entry) != os.getpid() and _belongs(int(entry), runtime_dir):
             process = identify(int(entry))
             if process is not None:
                 found.append(process)
@@ -60,16 +64,21 @@ def processes_of(runtime_dir: Path) -> list[ProcessId]:
 def end_processes(processes: Callable[[], Iterable[ProcessId]], grace_s: float) -> int:
     """Send SIGTERM, wait up to `grace_s`, then SIGKILL; `processes` is asked again each time.
 
-    Returns how many were running at first. Whoever survives even SIGKILL is left to the caller to find.
+    Returns how many were running at first. Whoever survives even SIGKILL is left to the caller to find;
+    what the kernel does not let us signal is not ours, and is neither counted nor waited for.
     """
-    running = [process for process in processes() if is_alive(process)]
+
+    def ours() -> list[ProcessId]:
+        return [process for process in processes() if is_alive(process) and _may_signal(process)]
+
+    running = ours()
     if not running:
         return 0
     for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILL_WAIT_S)):
         deadline = time.monotonic() + wait_s
-        for process in processes():
+        for process in ours():
             send_signal(process, number)
-        while any(is_alive(process) for process in processes()):
+        while ours():
             if time.monotonic() >= deadline:
                 break
             time.sleep(_POLL_S)
@@ -79,7 +88,10 @@ def end_processes(processes: Callable[[], Iterable[ProcessId]], grace_s: float) 
 
 
 def send_signal(process: ProcessId, number: signal.Signals) -> bool:
-    """Signal this very process; False when it is gone. A pidfd closes the race with a reused pid."""
+    """Signal this very process; False when it is gone or somebody else's.
+
+    A pidfd closes the race with a reused pid.
+    """
     try:
         handle = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -88,22 +100,42 @@ def send_signal(process: ProcessId, number: signal.Signals) -> bool:
         if not is_alive(process):
             return False
         signal.pidfd_send_signal(handle, number)
-    except ProcessLookupError:
+    except (ProcessLookupError, PermissionError):
         return False
     finally:
         os.close(handle)
     return True
 
 
-def _mentions(pid: int, runtime_dir: Path) -> bool:
-    folder = Path(f"/proc/{pid}")
-    needle = os.fsencode(runtime_dir)
+def _may_signal(process: ProcessId) -> bool:
     try:
-        if needle in (folder / "cmdline").read_bytes():
-            return True
-        entry = os.fsencode(RUNTIME_DIR_VARIABLE) + b"=" + needle
+        os.kill(process.pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _belongs(pid: int, runtime_dir: Path) -> bool:
+    folder = Path(f"/proc/{pid}")
+    try:
+        if folder.stat().st_uid != _owner(runtime_dir) or _has_terminal(folder):
+            return False
+        entry = os.fsencode(RUNTIME_DIR_VARIABLE) + b"=" + os.fsencode(runtime_dir)
         if entry in (folder / "environ").read_bytes().split(b"\0"):
             return True
-        return Path(os.readlink(folder / "cwd")).is_relative_to(runtime_dir)
+        program = os.path.basename(os.readlink(folder / "exe"))
+        inside = Path(os.readlink(folder / "cwd")).is_relative_to(runtime_dir)
+        return inside and program.startswith(_REDIS_NAMES) and os.getsid(pid) == pid
     except OSError:  # gone meanwhile, or another user's
         return False
+
+
+def _owner(runtime_dir: Path) -> int:
+    try:
+        return runtime_dir.stat().st_uid
+    except FileNotFoundError:
+        return os.getuid()
+
+
+def _has_terminal(folder: Path) -> bool:
+    return (folder / "stat").read_text().rpartition(")")[2].split()[4] != "0"
