@@ -12,10 +12,11 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvhive.proto.config import check_cluster_name
 from kvhive.proto.errors import ClusterError
 from kvhive.scripts.owned_processes import ProcessId
 
@@ -28,7 +29,7 @@ class RaySession:
 
     address: str
     """host:port of its GCS."""
-    auth_token: str = ""
+    auth_token: str = field(default="", repr=False)
     """Ours to hand on when we started the head; empty when attached: the environment has it."""
     head: ProcessId | None = None
     """The head that we started; None when attached to a Ray cluster that is not ours."""
@@ -46,11 +47,13 @@ class ClusterState:
     cluster: str
     runtime_dir: str
     """Sockets, logs and Ray's session; also the mark by which our processes are known."""
-    cluster_token: str
+    cluster_token: str = field(repr=False)
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """What it was started with: the mapping of `config.to_mapping`."""
     ready: bool = False
     """Every worker serves and the router answers."""
     ray: RaySession | None = None
-    redis_url: str = ""
+    redis_url: str = field(default="", repr=False)
     redis: ProcessId | None = None
     """The embedded server; None when the URL is the operator's."""
     router: ProcessId | None = None
@@ -150,11 +153,14 @@ class StateFolder:
 
 
 def choose_cluster(root: Path, name: str | None) -> StateFolder:
-    """Return the named cluster's folder; without a name `default`, or the only one that there is."""
+    """Return the named cluster's folder; without a name `default`, or the only one that there is.
+
+    Raises ConfigError when the name cannot be a cluster's.
+    """
     if name is None:
         found = sorted(path.parent.name for path in root.glob("*/state.json"))
         name = found[0] if len(found) == 1 else DEFAULT_CLUSTER
-    return StateFolder(root, name)
+    return StateFolder(root, check_cluster_name(name))
 
 
 def _parse(raw: dict[str, Any]) -> ClusterState:

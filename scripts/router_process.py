@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,10 @@ _POLL_S = 0.1
 class RouterSpec:
     """Everything that a router process needs, in plain values."""
 
-    config: dict[str, Any]
+    config: dict[str, Any] = field(repr=False)
     """The mapping of `config.to_mapping`."""
-    redis_url: str
-    cluster_token: str
+    redis_url: str = field(repr=False)
+    cluster_token: str = field(repr=False)
     model_path: str
     model_name: str
     model_identity: str

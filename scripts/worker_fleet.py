@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -46,8 +46,8 @@ class Fleet:
     device: str
     model_path: str
     model_name: str
-    redis_url: str
-    cluster_token: str
+    redis_url: str = field(repr=False)
+    cluster_token: str = field(repr=False)
     cores: int
     """Cores that the workers share when all are on this machine; 0 when Ray places them."""
 

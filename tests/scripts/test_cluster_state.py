@@ -8,17 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from kvhive.proto.errors import ClusterError
+from kvhive.proto.config import parse_config
+from kvhive.proto.errors import ClusterError, ConfigError
 from kvhive.scripts.cluster_state import ClusterState, RaySession, StateFolder, choose_cluster, state_root
 from kvhive.scripts.owned_processes import ProcessId
+from kvhive.scripts.router_process import RouterSpec
 
 FULL = ClusterState(
     cluster="default",
     runtime_dir="/tmp/kvhive-x",
-    cluster_token="token",
+    cluster_token="token-of-cluster",
+    config={"workers": {"count": 2}, "redis": {"url": "redis://:password@h"}},
     ready=True,
-    ray=RaySession("127.0.1.1:1", "secret", ProcessId(1, 2)),
-    redis_url="redis://:p@127.0.0.1:3/0",
+    ray=RaySession("127.0.1.1:1", "token-of-ray", ProcessId(1, 2)),
+    redis_url="redis://:password@127.0.0.1:3/0",
     redis=ProcessId(4, 5),
     router=ProcessId(6, 7),
     grpc="127.0.0.1:8",
@@ -42,6 +45,13 @@ def test_the_state_is_for_this_user_only(folder: StateFolder) -> None:
     folder.save(FULL)
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.path.parent.stat().st_mode) == 0o700
+
+
+def test_a_printed_state_shows_no_secret() -> None:
+    assert "token-of" not in repr(FULL) and "password" not in repr(FULL)
+    spec = RouterSpec(FULL.config, FULL.redis_url, FULL.cluster_token, "m", "m", "00", 1, 1, "r")  # type: ignore[arg-type]
+    assert "token-of" not in repr(spec) and "password" not in repr(spec)
+    assert "password" not in repr(parse_config({"redis": {"url": FULL.redis_url}}))
 
 
 def test_removing_leaves_no_file_and_no_folder(folder: StateFolder, tmp_path: Path) -> None:
@@ -95,3 +105,6 @@ def test_without_a_name_the_only_cluster_is_meant_and_otherwise_the_default(tmp_
     StateFolder(tmp_path, "red").save(FULL)
     assert choose_cluster(tmp_path, None).cluster == "default"
     assert choose_cluster(tmp_path, "red").cluster == "red"
+    for name in ("../x", "", "a/b", ".", "Red"):
+        with pytest.raises(ConfigError, match="cluster: must be"):
+            choose_cluster(tmp_path, name)
