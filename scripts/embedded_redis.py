@@ -6,7 +6,6 @@ It is a real server process on a loopback port with a generated password. Nothin
 
 from __future__ import annotations
 
-import ipaddress
 import secrets
 import shutil
 import socket
@@ -19,8 +18,11 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from kvhive.proto.config import bracketed, is_loopback
 from kvhive.proto.errors import ClusterError
 
+MAX_MEMORY_BYTES = 512 * 1024 * 1024
+"""A block costs the index about 100 bytes, a worker's stream at most 64 MiB; a mistake must end somewhere."""
 _PORT_TRIES = 5
 """A free port can be taken by somebody else before the server binds it; each try takes another one."""
 _LOG_TAIL_BYTES = 2000
@@ -52,12 +54,16 @@ class EmbeddedRedis:
     """Starts and stops one server. Also a context manager. Not thread-safe.
 
     `folder` becomes the server's own (mode 0700) and is removed by `stop`. The password stands only in a
-    file in there, never on a command line. With `max_memory` (bytes, 0: no limit) a full server refuses
-    writes rather than evicting blocks that the index believes in.
+    file in there, never on a command line. At `max_memory` bytes a full server refuses writes rather than
+    evicting blocks that the index believes in.
     """
 
     def __init__(
-        self, folder: Path, host: str = "127.0.0.1", max_memory: int = 0, start_timeout_s: float = 10.0
+        self,
+        folder: Path,
+        host: str = "127.0.0.1",
+        max_memory: int = MAX_MEMORY_BYTES,
+        start_timeout_s: float = 10.0,
     ) -> None:
         self._folder = folder
         self._host = host
@@ -71,7 +77,7 @@ class EmbeddedRedis:
     def url(self) -> str:
         """URL for redis-py, with the password. Raises ClusterError before `start`."""
         self._running()
-        return f"redis://:{self._password}@{_bracketed(self._host)}:{self._port}/0"
+        return f"redis://:{self._password}@{bracketed(self._host)}:{self._port}/0"
 
     @property
     def pid(self) -> int:
@@ -82,7 +88,7 @@ class EmbeddedRedis:
         """Start the server and wait until it answers. Raises ClusterError with the tail of its log."""
         if self._process is not None:
             raise ClusterError("the embedded Redis is already started")
-        if not _is_loopback(self._host):
+        if not is_loopback(self._host):
             raise ClusterError(
                 f"the embedded Redis listens on loopback only, not on {self._host}: set redis.url"
             )
@@ -103,7 +109,10 @@ class EmbeddedRedis:
                 raise
 
     def restart(self) -> None:
-        """Start again, empty, at the same address after the process ended. Raises ClusterError."""
+        """Start again, empty, at the same address after the process ended. Raises ClusterError.
+
+        For tests of what workers and router do then: nothing restarts a cluster's own server by itself.
+        """
         process = self._running()
         if process.poll() is None:
             raise ClusterError(f"the embedded Redis still runs as pid {process.pid}")
@@ -199,17 +208,6 @@ class EmbeddedRedis:
 
 class _PortTaken(Exception):
     """Another process bound the port first."""
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _free_port(host: str) -> int:

@@ -13,7 +13,7 @@ import redis
 
 from kvhive.proto.errors import ClusterError
 from kvhive.scripts import embedded_redis
-from kvhive.scripts.embedded_redis import EmbeddedRedis
+from kvhive.scripts.embedded_redis import MAX_MEMORY_BYTES, EmbeddedRedis
 
 
 def _gone(pid: int) -> bool:
@@ -32,6 +32,8 @@ def test_serves_behind_a_password_and_leaves_nothing(tmp_path: Path) -> None:
         with redis.Redis.from_url(server.url) as client:
             assert client.ping()
             assert client.config_get("save") == {"save": ""}
+            limits = client.config_get("maxmemory", "maxmemory-policy")
+            assert limits == {"maxmemory": str(MAX_MEMORY_BYTES), "maxmemory-policy": "noeviction"}
             port = client.connection_pool.connection_kwargs["port"]
         with redis.Redis(port=port) as stranger, pytest.raises(redis.AuthenticationError):
             stranger.ping()
