@@ -78,9 +78,17 @@ def up(
 @cli.command()
 @cluster_option
 @click.option(
-    "--grace", "grace_s", default=10.0, show_default=True, help="Seconds for running requests to end."
+    "--grace",
+    "grace_s",
+    type=click.FloatRange(0, 86_400),
+    default=10.0,
+    show_default=True,
+    help="Seconds for running requests to end.",
 )
-def down(name: str | None, grace_s: float) -> None:
+@click.option(
+    "--forget", is_flag=True, help="Drop the state even when something (a Ray that is away) cannot be asked."
+)
+def down(name: str | None, grace_s: float, forget: bool) -> None:
     """Stop a cluster and everything that was started for it."""
     from kvhive.scripts.teardown import interrupts_ignored, tear_down
 
@@ -92,10 +100,11 @@ def down(name: str | None, grace_s: float) -> None:
             click.echo(f"no cluster {folder.cluster!r} is up; nothing to stop")
             return
         with interrupts_ignored():
-            done = tear_down(folder, state, grace_s)
+            done = tear_down(folder, state, grace_s, forget)
     for line in done:
         click.echo(line)
-    click.echo(f"cluster {folder.cluster!r} is down; nothing of it is left")
+    left = any(line.startswith("forgot") for line in done)
+    click.echo(f"cluster {folder.cluster!r} is {'forgotten' if left else 'down; nothing of it is left'}")
 
 
 @cli.command()

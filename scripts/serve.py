@@ -1,6 +1,7 @@
 """The router's process: `python -m kvhive.scripts.serve <router.json>`, as `kvhive up` runs it.
 
-SIGTERM and SIGINT let running streams end within the grace and then close; a second one ends at once.
+SIGTERM and SIGINT let running streams end within the grace (stop_grace.py) and then close; a second one ends
+at once.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from pathlib import Path
 
 from kvhive.proto.config import parse_config
 from kvhive.proto.errors import KvhiveError
-from kvhive.router.app import RouterEndpoints, RouterOptions, run_router
+from kvhive.router.app import RouterOptions, run_router
+from kvhive.router.doors import RouterEndpoints
 from kvhive.scripts.router_process import ReadyRouter, RouterSpec
+from kvhive.scripts.stop_grace import read_grace
 
 
 def main(arguments: list[str]) -> int:
@@ -60,7 +63,8 @@ async def _run(spec: RouterSpec) -> None:
         vocab_size=spec.vocab_size,
         version=version("kvhive"),
     )
-    await run_router(options, ready, stop)
+    runtime_dir = Path(spec.ready_file).parent
+    await run_router(options, ready, stop, grace_s=lambda: read_grace(runtime_dir))
 
 
 if __name__ == "__main__":

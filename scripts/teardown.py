@@ -1,7 +1,7 @@
 """`kvhive down`: end exactly what a cluster started, in order, and prove that nothing of it is left.
 
-The router goes first, so that no new request meets a worker that is leaving; then the workers, Redis, Ray,
-and whatever else carries the cluster's runtime directory in its environment.
+The router goes first: it takes no new request and lets its streams end, within the grace, on workers that
+still serve. Then the workers, Redis, Ray, and whatever else is ours by owned_processes.py.
 """
 
 from __future__ import annotations
@@ -13,24 +13,33 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvhive.proto.errors import ClusterError
-from kvhive.scripts.cluster_state import ClusterState, StateFolder
+from kvhive.scripts.cluster_state import ClusterState, RaySession, StateFolder
 from kvhive.scripts.owned_processes import ProcessId, end_processes, is_alive, processes_of
 from kvhive.scripts.ray_driver import answers, connected
+from kvhive.scripts.stop_grace import set_grace
 
+_ROUTER_EXTRA_S = 10.0
+"""Beyond the grace, for the router to cut streams off in order and close: SIGKILL is for a hung one."""
 _REDIS_GRACE_S = 5.0
 _RAY_GRACE_S = 15.0
 
 
-def tear_down(folder: StateFolder, state: ClusterState, grace_s: float) -> list[str]:
+def tear_down(folder: StateFolder, state: ClusterState, grace_s: float, forget: bool = False) -> list[str]:
     """Stop the cluster, giving running requests `grace_s` seconds; return what was done, a line each.
 
-    Idempotent. Raises ClusterError when something of ours survives; its state is kept then.
+    Idempotent. Raises ClusterError when something of ours survives or cannot be asked; its state is kept
+    then, unless `forget`: then what is left is said in a line and the state goes anyway.
     """
     done = []
-    if _end(state.router, grace_s + 2.0):
+    set_grace(Path(state.runtime_dir), grace_s)
+    if _end(state.router, grace_s + _ROUTER_EXTRA_S):
         done.append("stopped the router")
-    if line := _end_workers(state, grace_s):
-        done.append(line)
+    try:
+        done += _end_workers(state, grace_s)
+    except ClusterError as error:
+        if not forget:
+            raise
+        done.append(f"forgot: {error}")
     if _end(state.redis, _REDIS_GRACE_S):
         done.append("stopped the embedded Redis")
     if state.ray is not None and _end(state.ray.head, _RAY_GRACE_S):
@@ -40,8 +49,10 @@ def tear_down(folder: StateFolder, state: ClusterState, grace_s: float) -> list[
     if left:
         done.append(f"ended {left} more processes of this cluster")
     survivors = [process.pid for process in processes_of(runtime_dir)]
-    if survivors:
+    if survivors and not forget:
         raise ClusterError(f"these processes of the cluster do not end: {survivors}")
+    if survivors:
+        done.append(f"forgot: processes that do not end: {survivors}")
     shutil.rmtree(runtime_dir, ignore_errors=True)
     folder.remove()
     return done
@@ -63,25 +74,32 @@ def _end(process: ProcessId | None, grace_s: float) -> bool:
     return process is not None and end_processes(lambda: [process], grace_s) > 0
 
 
-def _end_workers(state: ClusterState, grace_s: float) -> str:
+def _end_workers(state: ClusterState, grace_s: float) -> list[str]:
     """End the actors through Ray and say so; with a Ray head of our own they end with it in any case.
 
-    Raises ClusterError when a Ray that is not ours is there but refuses: its workers would stay behind.
+    Raises ClusterError when a Ray that is not ours cannot be asked: its workers may be there still.
     """
     ray = state.ray
     if ray is None or not state.workers:
-        return ""
-    if ray.owned and not (is_alive(ray.head) and grace_s > 0):
-        return ""
-    if not ray.owned and not answers(ray.address):
-        return f"Ray at {ray.address} is gone, and the workers with it"
-    try:
-        with connected(ray):
-            from kvhive.scripts import worker_fleet  # brings ray, which must not be there before `connected`
+        return []
+    if not ray.owned:
+        return [_stop_actors(state, ray, grace_s)]
+    if grace_s > 0 and is_alive(ray.head):
+        try:
+            return [_stop_actors(state, ray, grace_s)]
+        except ClusterError as error:
+            return [f"could not ask the workers to stop ({error})"]
+    return []
 
-            count = worker_fleet.stop_workers(state.cluster, state.workers, grace_s)
-    except ClusterError as error:
-        if not ray.owned:
-            raise
-        return f"could not ask the workers to stop ({error})"
-    return f"stopped {count} workers"
+
+def _stop_actors(state: ClusterState, ray: RaySession, grace_s: float) -> str:
+    if not ray.owned and not answers(ray.address):
+        raise ClusterError(
+            f"Ray at {ray.address} does not answer, so its workers {', '.join(state.workers)} may run on: "
+            "repeat `kvhive down` when it is back, or give them up with `kvhive down --forget`"
+        )
+    with connected(ray):
+        from kvhive.scripts import worker_fleet  # brings ray, which must not be there before `connected`
+
+        count = worker_fleet.stop_workers(state.cluster, state.workers, grace_s)
+    return f"stopped {count} worker{'' if count == 1 else 's'}"

@@ -1,0 +1,46 @@
+"""A tear-down without a cluster: a Ray of somebody else's that is away is not a Ray that is gone."""
+
+from pathlib import Path
+
+import pytest
+
+from kvhive.proto.errors import ClusterError
+from kvhive.scripts.cluster_state import ClusterState, RaySession, StateFolder
+from kvhive.scripts.teardown import tear_down
+
+
+@pytest.fixture
+def attached(tmp_path: Path) -> tuple[StateFolder, ClusterState]:
+    runtime_dir = tmp_path / "runtime"
+    runtime_dir.mkdir()
+    folder = StateFolder(tmp_path / "state", "default")
+    ray = RaySession("127.0.0.1:1")
+    return folder, folder.save(ClusterState("default", str(runtime_dir), "t", ray=ray, workers=("w1", "w2")))
+
+
+def test_workers_that_cannot_be_asked_are_named_and_the_state_is_kept(
+    attached: tuple[StateFolder, ClusterState],
+) -> None:
+    folder, state = attached
+    with pytest.raises(ClusterError, match=r"127\.0\.0\.1:1 does not answer.*w1, w2.*--forget"):
+        tear_down(folder, state, grace_s=0.0)
+    assert folder.load() == state
+
+
+def test_forgetting_says_what_may_be_left_and_drops_the_state(
+    attached: tuple[StateFolder, ClusterState],
+) -> None:
+    folder, state = attached
+    (line,) = tear_down(folder, state, grace_s=0.0, forget=True)
+    assert line.startswith("forgot: ") and "w1, w2" in line
+    assert folder.load() is None
+    assert not Path(state.runtime_dir).exists()
+
+
+def test_a_start_that_got_no_further_than_a_ray_that_is_away_leaves_nothing(
+    attached: tuple[StateFolder, ClusterState],
+) -> None:
+    folder, state = attached
+    state = folder.save(ClusterState("default", state.runtime_dir, "t", ray=state.ray))
+    assert tear_down(folder, state, grace_s=0.0) == []
+    assert folder.load() is None
