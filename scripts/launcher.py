@@ -27,6 +27,7 @@ from kvhive.scripts.owned_processes import RUNTIME_DIR_VARIABLE, identify
 from kvhive.scripts.progress import Progress
 from kvhive.scripts.ray_driver import connected
 from kvhive.scripts.ray_head import start_head
+from kvhive.scripts.redis_check import check_redis
 from kvhive.scripts.router_process import RouterSpec, start_router, wait_routable
 from kvhive.scripts.teardown import interrupts_ignored, tear_down
 from kvhive.worker.llama_config import LlamaConfig
@@ -74,10 +75,14 @@ def bring_up(config: ClusterConfig, folder: StateFolder, report: Progress, ray_a
     """
     model = resolve_model(config.model.path).resolve()
     model_config = read_model_config(model)  # a model that cannot be served is refused before anything starts
+    if config.redis.url:
+        report("redis", "checking redis.url")
+        check_redis(config.redis.url, config.redis.timeout_s)
     if ray_address and config.workers.host == "node" and not config.redis.url:
         raise ConfigError("redis.url: workers on other machines need a Redis that they can reach")
     with _runtime_dir() as runtime_dir:
-        state = ClusterState(config.cluster, str(runtime_dir), cluster_token=secrets.token_hex(32))
+        token = secrets.token_hex(32)
+        state = ClusterState(config.cluster, str(runtime_dir), token, to_mapping(config))
         start = Start(config, folder, report, folder.save(state), model, model_config)
         with contextlib.ExitStack() as undo:
             undo.callback(_undo, start)

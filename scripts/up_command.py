@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -48,11 +48,15 @@ def read_config(file: Path | None, name: str | None, overrides: Sequence[str]) -
 
 
 def run(config: ClusterConfig, folder: StateFolder, address: str, foreground: bool) -> None:
-    """Start the cluster unless it is up already. Raises KvhiveError; an interrupt leaves nothing."""
+    """Start the cluster unless it is up already. Raises KvhiveError; an interrupt leaves nothing.
+
+    One that is up with another configuration is an error: nothing of the new one would take effect.
+    """
     _raise_on_signals()
     with folder.lock():
         state = folder.load()
         if state is not None and _is_up(state):
+            _check_same(state, config, address)
             click.echo(f"cluster {folder.cluster!r} is already up (stop it with `kvhive down`)")
             _say_where(state)
             return
@@ -88,6 +92,28 @@ def _apply(section: dict[str, Any], override: str) -> None:
         raise ConfigError(f"--set {override}: not valid YAML") from error
     if place[last] is None:
         place[last] = ""
+
+
+def first_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
+    """Return the first key, dotted and in the configuration's order, whose value differs; None: all alike."""
+    for key, value in new.items():
+        before = old.get(key)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            if inner := first_difference(before, value):
+                return f"{key}.{inner}"
+        elif value != before:
+            return key
+    return None
+
+
+def _check_same(state: ClusterState, config: ClusterConfig, address: str) -> None:
+    key = first_difference(state.config, to_mapping(config))
+    if key is None and address and state.ray is not None and state.ray.address != address:
+        key = "--address"
+    if key is not None:
+        raise ClusterError(
+            f"cluster {state.cluster!r} is already up with another {key}; stop it with `kvhive down` first"
+        )
 
 
 def _is_up(state: ClusterState) -> bool:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from kvhive.proto.config import to_mapping
 from kvhive.proto.errors import ConfigError
-from kvhive.scripts.up_command import read_config
+from kvhive.scripts.up_command import first_difference, read_config
 
 
 def kvhive(state_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -32,6 +33,17 @@ def test_a_command_without_a_cluster_says_so_in_one_line(tmp_path: Path, command
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", [("down",), ("status",), ("generate", "x"), ("chat", "x")])
+def test_a_name_that_leads_out_of_the_state_folder_is_refused(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    for name in ("../x", "/tmp", ".", ""):
+        result = kvhive(tmp_path, command[0], "--cluster", name, *command[1:])
+        assert result.returncode == 1
+        assert result.stderr.startswith("kvhive: cluster: must be") and result.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_stopping_nothing_is_no_error_and_leaves_nothing(tmp_path: Path) -> None:
     result = kvhive(tmp_path, "down")
     assert result.returncode == 0
@@ -39,7 +51,9 @@ def test_stopping_nothing_is_no_error_and_leaves_nothing(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", [("nonsense",), ("status", "--nonsense"), ("generate",)])
+@pytest.mark.parametrize(
+    "arguments", [("nonsense",), ("status", "--nonsense"), ("generate",), ("down", "--grace", "-1")]
+)
 def test_wrong_usage_is_status_2(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     assert kvhive(tmp_path, *arguments).returncode == 2
 
@@ -57,6 +71,8 @@ def test_the_version_is_the_distributions(tmp_path: Path) -> None:
         (("--set", "workers.count=many"), "workers.count: must be int"),
         (("--set", "model.path=/does/not/exist"), "/does/not/exist"),
         (("--cluster", "Not/Good"), "cluster: must be"),
+        (("--set", "redis.url=localhost:6379"), "redis.url: must be redis://"),
+        (("--set", "redis.url=redis://127.0.0.1:1/0"), "redis.url: no Redis answers there"),
     ],
 )
 def test_up_refuses_a_bad_configuration_in_one_line_and_leaves_nothing(
@@ -64,8 +80,8 @@ def test_up_refuses_a_bad_configuration_in_one_line_and_leaves_nothing(
 ) -> None:
     result = kvhive(tmp_path, "up", *arguments)
     assert result.returncode == 1
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
+    assert message in result.stderr.splitlines()[-1]
+    assert sum(line.startswith("kvhive: ") for line in result.stderr.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
 
 
@@ -91,3 +107,12 @@ def test_overrides_are_yaml_and_the_name_wins(tmp_path: Path) -> None:
 def test_an_override_must_be_a_pair() -> None:
     with pytest.raises(ConfigError, match="KEY=VALUE"):
         read_config(None, None, ["workers.count"])
+
+
+def test_the_first_key_that_differs_is_named_by_its_whole_path() -> None:
+    old = to_mapping(read_config(None, None, ()))
+    new = to_mapping(read_config(None, None, ["redis.lease_s=6", "workers.count=3", "router.http_port=1"]))
+    assert first_difference(old, new) == "workers.count"
+    assert first_difference(old, to_mapping(read_config(None, "red", ()))) == "cluster"
+    assert first_difference(new, new) is None
+    assert first_difference({}, new) == "cluster"
