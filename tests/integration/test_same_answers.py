@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -40,7 +41,7 @@ LENGTHS = [
     256,
 ]
 LENGTHS += [300, 400, 511, 512, 600]
-NEW_TOKENS = 12
+NEW_TOKENS = 8
 TIE = 1e-3
 
 
@@ -87,8 +88,14 @@ class Oracle:
 
 
 @pytest.fixture(scope="module")
-def oracle(hf_model: Any) -> Oracle:
-    return Oracle(hf_model)
+def oracle(hf_model: Any) -> Iterator[Oracle]:
+    """With both cores: the cluster waits while transformers computes."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield Oracle(hf_model)
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
