@@ -20,38 +20,48 @@ def sampling(**fields: Any) -> pb.GenerateRequest:
 
 
 BAD = [
-    (pb.GenerateRequest(), "input: one of text, token_ids and chat must be set"),
+    (pb.GenerateRequest(), "input: one of text, token_ids and chat must be set, none is"),
     (pb.GenerateRequest(text=""), "text: must not be empty"),
     (pb.GenerateRequest(token_ids=pb.TokenIds()), "token_ids: must not be empty"),
     (
         pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5, 49152])),
         "token_ids[1]: must be between 0 and 49151, is 49152",
     ),
-    (pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1] * 8192)), "8192"),
+    (
+        pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1] * 8192)),
+        "token_ids: must have at most 8191 tokens, to leave room for output in the model's context of 8192; "
+        "has 8192",
+    ),
     (pb.GenerateRequest(chat=pb.Chat()), "messages: must not be empty"),
     (
         pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(role="robot", content="x")])),
-        "messages[0].role",
+        "messages[0].role: must be one of system, user, assistant, is 'robot'",
     ),
-    (pb.GenerateRequest(text="hi", model="gpt"), "model: must be"),
+    (pb.GenerateRequest(text="hi", model="gpt"), "model: must be 'SmolLM2-135M-Instruct.Q4_1', is 'gpt'"),
     (sampling(max_tokens=0), "max_tokens: must be between 1 and 8192, is 0"),
     (sampling(max_tokens=-5), "max_tokens: must be between 1 and 8192, is -5"),
     (sampling(max_tokens=10**9), "max_tokens: must be between 1 and 8192, is 1000000000"),
-    (sampling(max_tokens=8192), "max_tokens: must be between 1 and 819"),
-    (sampling(temperature=-0.1), "temperature: must be between 0 and 100"),
+    (
+        sampling(max_tokens=8192),
+        "max_tokens: must be between 1 and 8191 (the model's context of 8192 less the prompt's 1), is 8192",
+    ),
+    (sampling(temperature=-0.5), "temperature: must be between 0 and 100, is -0.5"),
     (sampling(temperature=float("nan")), "temperature: must be between 0 and 100, is nan"),
-    (sampling(top_p=0.0), "top_p: must be above 0"),
+    (sampling(top_p=0.0), "top_p: must be above 0 and at most 1, is 0"),
     (sampling(top_p=float("inf")), "top_p: must be between 0 and 1, is inf"),
-    (sampling(top_k=-1), "top_k: must be between 0"),
+    (sampling(top_k=-1), "top_k: must be between 0 and 2147483647, is -1"),
     (sampling(min_p=1.5), "min_p: must be between 0 and 1, is 1.5"),
-    (sampling(stop=[""]), "stop[0]: must be 1 to 256 characters"),
+    (sampling(stop=[""]), "stop[0]: must be 1 to 256 characters, is empty"),
     (sampling(stop=["x"] * 17), "stop: must be at most 16 strings, is 17"),
     (sampling(stop_token_ids=[60000]), "stop_token_ids[0]: must be between 0 and 49151, is 60000"),
     (
         pb.GenerateRequest(text="hi", cache_salt="s" * 257),
         "cache_salt: must be at most 256 characters, is 257",
     ),
-    (pb.GenerateRequest(text="hi", request_id="a b"), "request_id: must be"),
+    (
+        pb.GenerateRequest(text="hi", request_id="a b"),
+        "request_id: must be at most 128 printable ASCII characters without spaces, is 'a b'",
+    ),
 ]
 
 
@@ -61,7 +71,7 @@ async def test_grpc_names_field_limit_and_value(cluster: Any) -> None:
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await client.generate(request)
             assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT, error.value.details()
-            assert message in (error.value.details() or "")
+            assert error.value.details() == message
         assert len((await client.generate(by_tokens([1, 2, 3], 3))).token_ids) == 3
         await client.until(lambda c: all(w.blocks.live == 0 for w in c.workers), 3.0, "idle")
 
@@ -86,8 +96,8 @@ async def test_http_answers_400_in_openai_s_words(cluster: Any) -> None:
     url = f"{cluster.http}/v1/chat/completions"
     hello = [{"role": "user", "content": "hi"}]
     bad: list[tuple[Any, str]] = [
-        (b"{", ""),
-        (b'{"messages": "\xff"}', ""),
+        (b"{", "body"),
+        (b'{"messages": "\xff"}', "body"),
         ({"messages": []}, "messages"),
         ({"messages": hello, "max_tokens": "5"}, "max_tokens"),
         ({"messages": hello, "max_tokens": 0}, "max_tokens"),
@@ -97,7 +107,7 @@ async def test_http_answers_400_in_openai_s_words(cluster: Any) -> None:
         ({"messages": hello, "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-            "messages",
+            "messages[0].content[0].type",
         ),
     ]
     async with httpx.AsyncClient(timeout=30) as http:
@@ -107,8 +117,9 @@ async def test_http_answers_400_in_openai_s_words(cluster: Any) -> None:
             assert response.status_code == 400, (body, response.text)
             error = response.json()["error"]
             assert error["type"] == "invalid_request_error"
-            assert param in (error["param"] or ""), error
-        assert (await http.post(url, json={"messages": hello, "model": "gpt"})).status_code == 404
+            assert error["param"] == param, (body, error)
+        unknown = await http.post(url, json={"messages": hello, "model": "gpt"})
+        assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "model")
 
 
 async def test_the_official_openai_client_works(cluster: Any) -> None:

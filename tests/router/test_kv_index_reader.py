@@ -124,7 +124,7 @@ def test_any_events_in_any_batches_told_twice_end_in_the_held_set(
 
 
 async def test_mirrors_what_workers_hold(index_redis: Redis) -> None:
-    """Fault 68: a router that comes late learns everything at once, then follows within milliseconds."""
+    """A router that comes late learns everything at once, then follows within milliseconds."""
     async with worker(index_redis, "w1") as w1, worker(index_redis, "w2") as w2:
         w1.add(stored(*range(9000)))
         w2.add(stored(*range(10)))
@@ -146,7 +146,7 @@ async def test_mirrors_what_workers_hold(index_redis: Redis) -> None:
 
 
 async def test_a_gap_costs_exactly_one_resync(index_redis: Redis) -> None:
-    """Fault 57: a gap in the numbers means one snapshot of that worker alone, and no more."""
+    """A gap in the numbers means one snapshot of that worker alone, and no more."""
     async with worker(index_redis) as w1, worker(index_redis, "w2") as w2, routing(index_redis) as router:
         w1.add(stored(1, 2))
         w2.add(stored(3))
@@ -215,7 +215,7 @@ async def test_a_crashed_server_and_everybody_recovers(own_redis: EmbeddedRedis)
 
 
 async def test_a_frozen_server_costs_no_resync(own_redis: EmbeddedRedis) -> None:
-    """Fault 88: frozen longer than a lease and back: same epoch, nothing is read anew, nobody left."""
+    """Frozen longer than a lease and back: same epoch, nothing is read anew, nobody left."""
     async with connect(own_redis.url, 0.5) as redis, worker(redis) as w1, routing(redis) as router:
         w1.add(stored(1, 2))
         await agrees(router, w1)
@@ -230,7 +230,7 @@ async def test_a_frozen_server_costs_no_resync(own_redis: EmbeddedRedis) -> None
 
 
 async def test_canaries_are_only_bytes(index_redis: Redis) -> None:
-    """Fault 106: pickles and rubbish in SET and STREAM are counted, answered by one resync, never run."""
+    """Pickles and rubbish in SET and STREAM are counted, answered by one resync, never run."""
 
     class Canary:
         def __reduce__(self) -> tuple[object, ...]:
@@ -272,7 +272,7 @@ async def test_keys_of_another_type_concern_only_their_worker(index_redis: Redis
 async def test_it_works_behind_a_slow_link_and_ends_when_told(
     index_redis: Redis, redis_server: EmbeddedRedis
 ) -> None:
-    """Fault 94: commands cancelled anywhere never shift answers; loops always end (checked by `running`)."""
+    """Commands cancelled anywhere never shift answers; loops always end (checked by `running`)."""
     async with (
         worker(index_redis) as w1,
         SlowProxy(redis_server.url, 0.02) as proxy,

@@ -51,7 +51,7 @@ def test_forgetting() -> None:
 
 
 def test_the_bound_takes_the_oldest_and_tails_first() -> None:
-    """Fault 61: 50,000 prompts leave the map at its limit, and what is left still begins at the root."""
+    """50,000 prompts leave the map at its limit, and what is left still begins at the root."""
     predicted = PredictedBlocks(ttl_s=1e9, max_entries=100)
     for n in range(50_000):
         predicted.add("w1", chain(8, 8 * n), now=n)

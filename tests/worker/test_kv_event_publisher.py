@@ -154,7 +154,7 @@ async def test_duplicates_change_nothing(index_redis: Redis) -> None:
 
 
 async def test_a_cleared_cache_is_told_without_traffic(index_redis: Redis) -> None:
-    """Fault 55: the removal with its cause arrives although nothing else happens."""
+    """The removal with its cause arrives although nothing else happens."""
     async with publishing(index_redis) as publisher:
         publisher.add(stored(*range(10)))
         await agrees(index_redis, publisher)
@@ -266,7 +266,7 @@ async def test_a_zombie_is_refused_and_stays_silent(index_redis: Redis) -> None:
 
 
 async def test_a_foreign_write_into_the_stream_means_a_new_epoch(index_redis: Redis) -> None:
-    """Fault 106: a canary entry with a larger id is only bytes; the worker moves on to keys of its own."""
+    """A canary entry with a larger id is only bytes; the worker moves on to keys of its own."""
 
     class Canary:
         def __reduce__(self) -> tuple[object, ...]:
@@ -288,7 +288,7 @@ async def test_a_foreign_write_into_the_stream_means_a_new_epoch(index_redis: Re
 
 
 async def test_a_full_redis_keeps_the_lease_and_recovers(own_redis: EmbeddedRedis) -> None:
-    """Fault 62: out of memory for longer than a lease, the worker stays registered; then it catches up."""
+    """Out of memory for longer than a lease, the worker stays registered; then it catches up."""
     async with connect(own_redis.url) as redis, publishing(redis, lease_s=1.0) as publisher:
         publisher.add(stored(*range(5000)))
         await agrees(redis, publisher)
@@ -332,7 +332,7 @@ async def test_close_leaves_only_a_farewell_that_expires(index_redis: Redis) -> 
 
 
 async def test_a_killed_worker_is_swept(index_redis: Redis) -> None:
-    """Fault 62: a worker that never says goodbye leaves no key behind; another one sweeps its lease."""
+    """A worker that never says goodbye leaves no key behind; another one sweeps its lease."""
     async with publishing(index_redis, lease_s=0.3, close=False) as dead:
         dead.add(stored(1))
         await agrees(index_redis, dead)
@@ -364,7 +364,7 @@ async def test_without_a_server_everything_is_bounded(tmp_path: Path) -> None:
 async def test_cancelled_commands_never_shift_answers(
     redis_server: EmbeddedRedis, index_redis: Redis
 ) -> None:
-    """Fault 94: behind a slow proxy, conversations cancelled anywhere leave no unread answer to the next."""
+    """Behind a slow proxy, conversations cancelled anywhere leave no unread answer to the next."""
     async with SlowProxy(redis_server.url, 0.03) as proxy, connect(proxy.url) as slow:
         async with publishing(slow) as publisher:
 

@@ -172,7 +172,7 @@ def write_gguf(path, model, quantization=None):
 
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "linear rope"])
 def test_gguf_and_safetensors_of_one_model_agree(tmp_path, variant):
-    """Fault K102: the same logits and the same end tokens from both files of one model."""
+    """The same logits and the same end tokens from both files of one model."""
     model = tiny(**VARIANTS[variant])
     model.save_pretrained(tmp_path / "hf")
     path = write_gguf(tmp_path / "model.gguf", model)
@@ -183,7 +183,7 @@ def test_gguf_and_safetensors_of_one_model_agree(tmp_path, variant):
 
 
 def test_a_vocabulary_that_is_no_round_number_keeps_its_last_token(tmp_path):
-    """Fault K103, as far as one device goes: no padding of the vocabulary is ever sampled or cut off."""
+    """As far as one device goes: no padding of the vocabulary is ever sampled or cut off."""
     model = tiny(tie_word_embeddings=False)
     model.save_pretrained(tmp_path)
     logits = our_logits(tmp_path, [100, 3, 100, 0, 99], 2)

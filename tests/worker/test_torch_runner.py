@@ -133,7 +133,7 @@ def test_one_at_a_time_in_one_chunk_gives_the_same(runner, prompts, oracle):
 
 
 def test_resumed_on_a_cached_prefix_gives_the_same(runner, prompts, oracle):
-    """Fault A2: prefill that starts behind blocks which another request computed."""
+    """Prefill that starts behind blocks which another request computed."""
     rng, index = random.Random(2), PROMPT_LENGTHS.index(257)
     prompt = prompts[index]
     free = rng.sample(range(NUM_BLOCKS), NUM_BLOCKS)
@@ -146,7 +146,7 @@ def test_resumed_on_a_cached_prefix_gives_the_same(runner, prompts, oracle):
 
 
 def test_reused_blocks_leak_nothing_of_their_old_tail(runner, text_tokens):
-    """Fault A7: P+X and P+Y, |P| = 2.5 blocks, run through the very same blocks and together."""
+    """P+X and P+Y, |P| = 2.5 blocks, run through the very same blocks and together."""
     prefix = text_tokens[:40]
     endings = [text_tokens[100 + 9 * i : 109 + 9 * i] for i in range(3)]
     cold = []
@@ -184,7 +184,7 @@ def test_seeded_sampling_does_not_depend_on_the_batch(runner, prompts):
 
 
 def test_only_chunks_that_ask_get_a_token(runner, prompts):
-    """Fault B21: an intermediate chunk gives None, never a placeholder."""
+    """An intermediate chunk gives None, never a placeholder."""
     chunks = [
         Chunk(prompts[4][:4], 0, [0], None),
         Chunk(prompts[5][:4], 0, [1], GREEDY),
@@ -198,7 +198,7 @@ def test_only_chunks_that_ask_get_a_token(runner, prompts):
 
 
 def test_the_limit_is_enforced_where_it_is_advertised(demo_gguf):
-    """Fault E47: the last position is usable, the one after it is refused before anything is written."""
+    """The last position is usable, the one after it is refused before anything is written."""
     small = TorchModelRunner(demo_gguf, num_blocks=3, block_size=16, max_context=33)
     assert small.shape.max_context == 33
     assert isinstance(small.run([Chunk(list(range(33)), 0, [2, 0, 1], GREEDY)])[0], int)
