@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from kvhive.proto.errors import ComputeError, KvhiveError, Unavailable
 from kvhive.proto.index_schema import LoadReport
 from kvhive.proto.kv_events import KvEvent
-from kvhive.worker.model_runner import Chunk, ModelRunner
+from kvhive.worker.model_runner import Chunk, ChunkResult, ModelRunner, TokenLogprobs
 from kvhive.worker.scheduler import Progress, Scheduled, Scheduler
 from kvhive.worker.sequence import FinishReason, Sequence
 from kvhive.worker.step_time import StepTimeModel
@@ -29,6 +29,8 @@ class Output:
 
     request_id: str
     tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     cached_tokens: int = 0
     written_tokens: int = 0
     finish: FinishReason | None = None
@@ -156,26 +158,28 @@ class Engine:
         if seq is not None:
             self._scheduler.cancel(seq)
 
-    def _run(self, plan: list[Scheduled]) -> list[int | None]:
+    def _run(self, plan: list[Scheduled]) -> list[ChunkResult]:
         return self._timed_run([item.chunk() for item in plan])
 
-    def _timed_run(self, chunks: list[Chunk]) -> list[int | None]:
+    def _timed_run(self, chunks: list[Chunk]) -> list[ChunkResult]:
         started = self._clock()
-        sampled = self._runner.run(chunks)
+        results = self._runner.run(chunks)
         tokens = sum(len(chunk.token_ids) for chunk in chunks)
         pairs = sum(len(c.token_ids) * (c.start + (len(c.token_ids) + 1) // 2) for c in chunks)
         self.step_time.observe(tokens, pairs, max(self._clock() - started, 1e-9))
-        return sampled
+        return results
 
     def _tell(self, progress: list[Progress]) -> None:
         outputs, self._refused = self._refused, []
         for item in progress:
             seq = item.seq
-            if item.token is not None:
+            if item.tokens or item.prompt_logprobs:
                 outputs.append(
                     Output(
                         seq.request_id,
-                        tokens=(item.token,),
+                        tokens=tuple(item.tokens),
+                        logprobs=tuple(item.logprobs),
+                        prompt_logprobs=tuple(item.prompt_logprobs),
                         cached_tokens=seq.cached_tokens or 0,
                         written_tokens=seq.written_tokens,
                         finish=seq.finish_reason,

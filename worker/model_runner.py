@@ -12,21 +12,56 @@ from typing import Protocol
 
 from kvhive.worker.sequence import SamplingParams
 
-NO_TOKEN = -1
-"""Sampled where the model's logits are not finite: the sequence has failed, and only that one."""
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural log-probabilities at one position, of the model itself (before any sampling option)."""
+
+    logprob: float
+    """Of the token that stands there."""
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, log-probability) of the likeliest tokens, best first, ties to the lower id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The part of one sequence that a step computes: tokens[start : start + len(token_ids)]."""
+    """The part of one sequence that a step computes: tokens[start : start + len(token_ids)], then drafts."""
 
     token_ids: ReadOnly[int]
     start: int
     """Position of the first of `token_ids`; the KV of all positions before it is in the pool."""
     block_table: ReadOnly[int]
-    """Block ids that cover positions 0 .. start + len(token_ids) - 1."""
+    """Block ids that cover positions 0 .. start + len(token_ids) + max(max_drafts, len(drafts)) - 1."""
     sampling: SamplingParams | None
-    """Set when this chunk reaches the end of the sequence, so that the step samples its next token."""
+    """Set when this chunk reaches the end of the sequence, so that the step samples what follows."""
+    history: ReadOnly[int] = ()
+    """All tokens of the sequence up to the end of this chunk; what penalties count. Only with `sampling`."""
+    prompt_tokens: int = 0
+    """How many of `history` are the prompt."""
+    max_drafts: int = 0
+    """Drafts that a speculating runner may add; the scheduler has reserved blocks and budget for them."""
+    drafts: ReadOnly[int] = ()
+    """Guesses at what follows `token_ids`, to be verified in this step."""
+    prompt_logprobs: int | None = None
+    """Report log-probabilities of the tokens after each of `token_ids` but the last, with so many
+    alternatives; and of `next_prompt_token` after the last, when it is given."""
+    next_prompt_token: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkResult:
+    """What a step did for one chunk."""
+
+    tokens: ReadOnly[int] = ()
+    """What follows the chunk: one sampled token, after as many accepted drafts as it agreed with. Empty
+    where nothing was to be sampled."""
+    logprobs: ReadOnly[TokenLogprobs] = ()
+    """One per token, where sampling.logprobs asked."""
+    prompt_logprobs: ReadOnly[TokenLogprobs] = ()
+    drafted: int = 0
+    """Drafts that were verified in this step."""
+    failed: bool = False
+    """The logits are not finite: the sequence has failed, and only that one; its KV must not be shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +84,12 @@ class ModelShape:
 class ModelRunner(Protocol):
     """Writes the KV of each chunk into the pool and samples where asked.
 
-    `run` is called from one thread, one step at a time. It returns one entry per chunk, in order: the
-    sampled token id (or NO_TOKEN), and None where `sampling` is None. When it returns, the KV of every chunk
-    is written. Whatever it raises ends the engine: the pool's content is not known any more.
+    `run` is called from one thread, one step at a time, and returns one result per chunk, in order. When it
+    returns, the KV of every chunk is written, and that of every accepted draft. Whatever it raises ends the
+    engine: the pool's content is not known any more.
+
+    Sampling is a function of (logits, options, history, seed, choice, position) alone. So a draft is
+    accepted exactly when it is the token that would have been sampled, and speculation changes nothing.
     """
 
     @property
@@ -64,6 +102,6 @@ class ModelRunner(Protocol):
         """Name of the device for people, such as `cpu` or `cuda:0 NVIDIA H200`."""
         ...
 
-    def run(self, chunks: ReadOnly[Chunk]) -> list[int | None]:
+    def run(self, chunks: ReadOnly[Chunk]) -> list[ChunkResult]:
         """Compute one step."""
         ...

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from kvhive.proto.errors import InvalidRequest, Overloaded
 from kvhive.worker.kv_cache_manager import KvCacheManager
-from kvhive.worker.model_runner import NO_TOKEN, Chunk
+from kvhive.worker.model_runner import Chunk, ChunkResult, TokenLogprobs
 from kvhive.worker.sequence import FinishReason, Sequence, SequenceState
 
 
@@ -33,24 +33,35 @@ class Scheduled:
 
     seq: Sequence
     num_tokens: int
+    max_drafts: int = 0
 
     def chunk(self) -> Chunk:
         """What the model runner must know."""
-        start, end = self.seq.num_computed, self.seq.num_computed + self.num_tokens
+        seq, sampling = self.seq, self.seq.sampling
+        start, end = seq.num_computed, seq.num_computed + self.num_tokens
+        last = end == len(seq.tokens)
+        wants_prompt = sampling.prompt_logprobs is not None and start < seq.prompt_tokens
         return Chunk(
-            token_ids=self.seq.tokens[start:end],
+            token_ids=seq.tokens[start:end],
             start=start,
-            block_table=self.seq.block_table,
-            sampling=self.seq.sampling if end == len(self.seq.tokens) else None,
+            block_table=seq.block_table,
+            sampling=sampling if last else None,
+            history=seq.tokens if last else (),
+            prompt_tokens=seq.prompt_tokens,
+            max_drafts=self.max_drafts,
+            prompt_logprobs=sampling.prompt_logprobs if wants_prompt else None,
+            next_prompt_token=seq.tokens[end] if wants_prompt and end < seq.prompt_tokens else None,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a step did for one sequence. `token` is None while its prompt is being computed."""
+    """What a step did for one sequence: the tokens it gained, none while its prompt is being computed."""
 
     seq: Sequence
-    token: int | None
+    tokens: ReadOnly[int] = ()
+    logprobs: ReadOnly[TokenLogprobs] = ()
+    prompt_logprobs: ReadOnly[TokenLogprobs] = ()
 
 
 class Scheduler:
@@ -114,25 +125,32 @@ class Scheduler:
             self._admit(plan, budget)
         return list(plan.values())
 
-    def commit(self, plan: ReadOnly[Scheduled], sampled: ReadOnly[int | None]) -> list[Progress]:
-        """Take in a step's results: register what was computed, append tokens, finish what is done."""
-        progress = []
-        for item, token in zip(plan, sampled, strict=True):
-            seq = item.seq
-            if token == NO_TOKEN:  # nothing it computed in this step may be found by others
-                self._finish(seq, FinishReason.FAILED)
-                progress.append(Progress(seq, None))
-                continue
-            seq.num_computed += item.num_tokens
-            self.manager.commit(seq)
-            if token is not None:
-                seq.tokens.append(token)
-                if token in seq.sampling.stop_token_ids:
-                    self._finish(seq, FinishReason.STOP)
-                elif len(seq.tokens) >= seq.max_total:
-                    self._finish(seq, FinishReason.LENGTH)
-            progress.append(Progress(seq, token))
-        return progress
+    def commit(self, plan: ReadOnly[Scheduled], results: ReadOnly[ChunkResult]) -> list[Progress]:
+        """Take in a step's results: append tokens, register what was computed, finish what is done."""
+        return [self._advance(item, result) for item, result in zip(plan, results, strict=True)]
+
+    def _advance(self, item: Scheduled, result: ChunkResult) -> Progress:
+        seq = item.seq
+        if result.failed:  # nothing it computed in this step may be found by others
+            self._finish(seq, FinishReason.FAILED)
+            return Progress(seq)
+        kept, reason = self._kept(seq, result.tokens)
+        seq.tokens.extend(kept)
+        # All but the last of the new tokens were drafts, and their KV is in the pool.
+        seq.num_computed += item.num_tokens + max(0, len(kept) - 1)
+        self.manager.commit(seq)
+        if reason is not None:
+            self._finish(seq, reason)
+        return Progress(seq, kept, result.logprobs[: len(kept)], result.prompt_logprobs)
+
+    def _kept(self, seq: Sequence, tokens: ReadOnly[int]) -> tuple[ReadOnly[int], FinishReason | None]:
+        """Cut new tokens at the first stop token or at the sequence's full length."""
+        for index, token in enumerate(tokens):
+            if token in seq.sampling.stop_token_ids:
+                return tokens[: index + 1], FinishReason.STOP
+            if len(seq.tokens) + index + 1 >= seq.max_total:
+                return tokens[: index + 1], FinishReason.LENGTH
+        return tokens, None
 
     def _make_room(self, seq: Sequence, num_tokens: int, plan: dict[str, Scheduled]) -> int:
         """Preempt the latest admitted sequences until `seq` fits; return the budget they give back.

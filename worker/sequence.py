@@ -20,9 +20,37 @@ class SamplingParams:
     """0 keeps all tokens."""
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
+    """Keep the most typical tokens with this much probability (locally typical sampling); 1 keeps all."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens in prompt or output; 1 changes nothing."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a token's logit once per occurrence in the output."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of every token in the output."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit)."""
     seed: int = 0
-    """64-bit; with the position it determines the noise, so no sampler state exists."""
+    """64-bit; with choice and position it determines the noise, so no sampler state exists."""
+    choice: int = 0
+    """Which of a request's n answers this is: its own stream of noise."""
+    min_tokens: int = 0
+    """No stop token is sampled before this many tokens of output."""
     stop_token_ids: frozenset[int] = frozenset()
+    logprobs: int | None = None
+    """Report the log-probability of each output token, with this many alternatives; None reports nothing."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens. Such a request takes nothing from the cache: it needs the logits."""
+    speculate: bool = True
+    """Whether drafts may be tried. They never change what is generated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Keep the full blocks of the first `tokens` prompt tokens for `ttl_s` seconds after their last use."""
+
+    tokens: int
+    ttl_s: float
 
 
 class SequenceState(Enum):
@@ -56,6 +84,14 @@ class Sequence:
     prompt_tokens: int
     """How many of `tokens` are the request's prompt; never changes, whatever is preempted or resumed."""
     sampling: SamplingParams
+    priority: int = 0
+    """Higher goes first; ages upward while waiting."""
+    tenant: str = ""
+    """Whose share of the budget it takes."""
+    after: Sequence | None = None
+    """For choices 1..n-1 of a request: the sequence whose prompt they share, and wait for."""
+    pins: tuple[Pin, ...] = ()
+    """What of its prompt is to stay in the cache, and how long."""
     extras: bytes = b""
     """The namespace (salt, adapter) in the encoding of block_hash."""
     max_total: int = 0

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as ReadOnly
 
-from kvhive.worker.model_runner import NO_TOKEN, Chunk, ModelShape
+from kvhive.worker.model_runner import Chunk, ChunkResult, ModelShape
 
 _EMPTY = 2**32 - 1
 
@@ -38,7 +38,7 @@ class SimulatedRunner:
         """Set to make the next step fail as a whole."""
         self.shape = ModelShape(vocab_size, max_context, 1, 1, 1, 4)
 
-    def run(self, chunks: ReadOnly[Chunk]) -> list[int | None]:
+    def run(self, chunks: ReadOnly[Chunk]) -> list[ChunkResult]:
         """Write every chunk, then read and "sample". Raises RuntimeError when it was told to fail."""
         if self.fails:
             raise RuntimeError("told to fail")
@@ -47,18 +47,19 @@ class SimulatedRunner:
                 self._slots[self._slot(chunk, chunk.start + offset)] = token
         tokens = sum(len(chunk.token_ids) for chunk in chunks)
         self._on_step(tokens, sum(len(c.token_ids) * (c.start + len(c.token_ids)) for c in chunks))
-        return [self._sample(chunk) if chunk.sampling is not None else None for chunk in chunks]
+        return [self._sample(chunk) if chunk.sampling is not None else ChunkResult() for chunk in chunks]
 
     def next_token(self, tokens: ReadOnly[int]) -> int:
         """What follows `tokens` when every block is right: the oracle of tests."""
         digest = hashlib.blake2b(array("I", tokens).tobytes(), digest_size=8).digest()
         return int.from_bytes(digest, "little") % min(self.shape.vocab_size, self.POISON)
 
-    def _sample(self, chunk: Chunk) -> int:
+    def _sample(self, chunk: Chunk) -> ChunkResult:
         if chunk.token_ids[-1] == self.POISON:
-            return NO_TOKEN
+            return ChunkResult(failed=True)
         end = chunk.start + len(chunk.token_ids)
-        return self.next_token([self._slots[self._slot(chunk, position)] for position in range(end)])
+        read = [self._slots[self._slot(chunk, position)] for position in range(end)]
+        return ChunkResult(tokens=(self.next_token(read),))
 
     def _slot(self, chunk: Chunk, position: int) -> int:
         return (

@@ -15,7 +15,7 @@ from kvhive.worker.kv_cache import allocate_pool
 from kvhive.worker.llama import ForwardBatch, LlamaModel
 from kvhive.worker.llama_config import DTYPES
 from kvhive.worker.model_config import read_model_config, resolve_dtype
-from kvhive.worker.model_runner import NO_TOKEN, Chunk, ModelShape
+from kvhive.worker.model_runner import Chunk, ChunkResult, ModelShape
 from kvhive.worker.weights import iterate_weights
 
 
@@ -89,7 +89,7 @@ class TorchModelRunner:
         """[blocks, layers, 2, kv_heads, block_size, head_dim], for moving blocks between workers."""
         return self._pool
 
-    def run(self, chunks: ReadOnly[Chunk]) -> list[int | None]:
+    def run(self, chunks: ReadOnly[Chunk]) -> list[ChunkResult]:
         """Compute one step; see ModelRunner.
 
         Raises ValueError when a chunk breaks the contract (empty, a token outside the vocabulary, beyond
@@ -102,7 +102,7 @@ class TorchModelRunner:
             batch = self._batch(chunks)
             logits = self._model.forward(batch, self._pool)
             sampled = iter(_sample(logits, [row for chunk in chunks if (row := _sampling_row(chunk))]))
-        return [None if chunk.sampling is None else next(sampled) for chunk in chunks]
+        return [ChunkResult() if chunk.sampling is None else next(sampled) for chunk in chunks]
 
     def _check(self, chunks: ReadOnly[Chunk]) -> None:
         for index, chunk in enumerate(chunks):
@@ -141,15 +141,18 @@ class TorchModelRunner:
         )
 
 
-def _sample(logits: torch.Tensor, rows: list[SamplingRow]) -> list[int]:
-    """Sample every row; NO_TOKEN for the rows that are not finite, so that the others do not suffer."""
+def _sample(logits: torch.Tensor, rows: list[SamplingRow]) -> list[ChunkResult]:
+    """Sample every row; those that are not finite have failed, and the others do not suffer."""
     try:
-        return sample(logits, rows)
+        return [ChunkResult(tokens=(token,)) for token in sample(logits, rows)]
     except NonFiniteLogits as error:
         bad = set(error.rows)
     good = [index for index in range(len(rows)) if index not in bad]
     tokens = dict(zip(good, sample(logits[good], [rows[index] for index in good]), strict=True))
-    return [tokens.get(index, NO_TOKEN) for index in range(len(rows))]
+    return [
+        ChunkResult(failed=True) if index in bad else ChunkResult(tokens=(tokens[index],))
+        for index in range(len(rows))
+    ]
 
 
 def _device(name: str) -> torch.device:

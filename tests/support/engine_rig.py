@@ -46,7 +46,7 @@ class Rig:
         sampling = SamplingParams(max_tokens, stop_token_ids=frozenset(stop))
         tokens = list(tokens)
         self.prompts[request_id] = tokens
-        seq = Sequence(request_id, list(tokens), len(tokens), sampling, namespace_extras(salt))
+        seq = Sequence(request_id, list(tokens), len(tokens), sampling, extras=namespace_extras(salt))
         self.engine.submit(seq)
         return seq
 

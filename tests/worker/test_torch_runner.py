@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvhive.proto.errors import ModelError
-from kvhive.worker.model_runner import Chunk
+from kvhive.worker.model_runner import Chunk, ChunkResult
 from kvhive.worker.sequence import SamplingParams
 from kvhive.worker.torch_runner import TorchModelRunner
 
@@ -61,11 +61,10 @@ def drive(runner, prompts, new_tokens, rng, chunk_limit=97, shared=None, free=No
             tokens = sequence.tokens[sequence.computed : end]
             sampling = GREEDY if end == len(sequence.tokens) else None
             chunks.append(Chunk(tokens, sequence.computed, sequence.table, sampling))
-        for sequence, chunk, token in zip(active, chunks, runner.run(chunks), strict=True):
+        for sequence, chunk, result in zip(active, chunks, runner.run(chunks), strict=True):
             sequence.computed += len(chunk.token_ids)
-            assert (token is None) == (chunk.sampling is None)
-            if token is not None:
-                sequence.tokens.append(token)
+            assert len(result.tokens) == (chunk.sampling is not None)
+            sequence.tokens.extend(result.tokens)
     return [sequence.tokens[len(prompt) :] for sequence, prompt in zip(sequences, prompts, strict=True)]
 
 
@@ -191,9 +190,9 @@ def test_only_chunks_that_ask_get_a_token(runner, prompts):
         Chunk(prompts[6][:1], 0, [2], None),
     ]
     first, second, third = runner.run(chunks)
-    assert first is None and third is None
+    assert first.tokens == () and third.tokens == ()
     assert second == runner.run([chunks[1]])[0]
-    assert runner.run([chunks[0]]) == [None]
+    assert runner.run([chunks[0]]) == [ChunkResult()]
     assert runner.run([]) == []
 
 
