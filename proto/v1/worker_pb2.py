@@ -24,29 +24,39 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ckvhive/proto/v1/worker.proto\x12\tkvhive.v1\"\xc3\x01\n\x15WorkerGenerateRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x16\n\x0eresumed_tokens\x18\x04 \x01(\r\x12+\n\x08sampling\x18\x05 \x01(\x0b\x32\x19.kvhive.v1.WorkerSampling\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12\x17\n\x0fqueue_timeout_s\x18\x07 \x01(\x01\"\x8c\x01\n\x0eWorkerSampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05top_p\x18\x04 \x01(\x02\x12\r\n\x05min_p\x18\x05 \x01(\x02\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\"\xb6\x01\n\x16WorkerGenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12+\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x19.kvhive.v1.WorkerFinished\x12\x1a\n\rcached_tokens\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x1b\n\x0ewritten_tokens\x18\x04 \x01(\rH\x01\x88\x01\x01\x42\x10\n\x0e_cached_tokensB\x11\n\x0f_written_tokens\"!\n\x0eWorkerFinished\x12\x0f\n\x07stopped\x18\x01 \x01(\x08\"\x12\n\x10GetStatusRequest\"\xf8\x01\n\x11GetStatusResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05state\x18\x03 \x01(\t\x12\x14\n\x0c\x62locks_total\x18\x04 \x01(\r\x12\x13\n\x0b\x62locks_live\x18\x05 \x01(\r\x12\x15\n\rblocks_cached\x18\x06 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\x07 \x01(\r\x12\x0f\n\x07running\x18\x08 \x01(\r\x12\x0f\n\x07waiting\x18\t \x01(\r\x12\x1d\n\x15queued_prefill_tokens\x18\n \x01(\x04\x12\r\n\x05steps\x18\x0b \x01(\x04\x12\x0b\n\x03pid\x18\x0c \x01(\x03\"\x13\n\x11\x43learCacheRequest\",\n\x12\x43learCacheResponse\x12\x16\n\x0e\x63leared_blocks\x18\x01 \x01(\r2\xee\x01\n\x06Worker\x12Q\n\x08Generate\x12 .kvhive.v1.WorkerGenerateRequest\x1a!.kvhive.v1.WorkerGenerateResponse0\x01\x12\x46\n\tGetStatus\x12\x1b.kvhive.v1.GetStatusRequest\x1a\x1c.kvhive.v1.GetStatusResponse\x12I\n\nClearCache\x12\x1c.kvhive.v1.ClearCacheRequest\x1a\x1d.kvhive.v1.ClearCacheResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ckvhive/proto/v1/worker.proto\x12\tkvhive.v1\"\xaa\x02\n\x15WorkerGenerateRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x16\n\x0eresumed_tokens\x18\x04 \x01(\r\x12+\n\x08sampling\x18\x05 \x01(\x0b\x32\x19.kvhive.v1.WorkerSampling\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12\x17\n\x0fqueue_timeout_s\x18\x07 \x01(\x01\x12\t\n\x01n\x18\x08 \x01(\r\x12\x14\n\x0c\x66irst_choice\x18\t \x01(\r\x12\x10\n\x08priority\x18\n \x01(\x11\x12\x0e\n\x06tenant\x18\x0b \x01(\t\x12\"\n\x04pins\x18\x0c \x03(\x0b\x32\x14.kvhive.v1.WorkerPin\"*\n\tWorkerPin\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\r\n\x05ttl_s\x18\x02 \x01(\x01\"\xdd\x03\n\x0eWorkerSampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05top_p\x18\x04 \x01(\x02\x12\r\n\x05min_p\x18\x05 \x01(\x02\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x11\n\ttypical_p\x18\x08 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\t \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\n \x01(\x02\x12\x18\n\x10presence_penalty\x18\x0b \x01(\x02\x12<\n\nlogit_bias\x18\x0c \x03(\x0b\x32(.kvhive.v1.WorkerSampling.LogitBiasEntry\x12\x12\n\nmin_tokens\x18\r \x01(\r\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0f \x01(\rH\x01\x88\x01\x01\x12\x11\n\tspeculate\x18\x10 \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\x81\x02\n\x16WorkerGenerateResponse\x12(\n\x07updates\x18\x01 \x03(\x0b\x32\x17.kvhive.v1.ChoiceUpdate\x12\x1a\n\rcached_tokens\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x1b\n\x0ewritten_tokens\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x1a\n\rpinned_tokens\x18\x04 \x01(\rH\x02\x88\x01\x01\x12\x31\n\x0fprompt_logprobs\x18\x05 \x03(\x0b\x32\x18.kvhive.v1.TokenLogprobsB\x10\n\x0e_cached_tokensB\x11\n\x0f_written_tokensB\x10\n\x0e_pinned_tokens\"\x8a\x01\n\x0c\x43hoiceUpdate\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12*\n\x08logprobs\x18\x03 \x03(\x0b\x32\x18.kvhive.v1.TokenLogprobs\x12+\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x19.kvhive.v1.WorkerFinished\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"R\n\x0eWorkerFinished\x12\x0f\n\x07stopped\x18\x01 \x01(\x08\x12\x16\n\x0e\x64rafted_tokens\x18\x02 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x03 \x01(\r\"\x12\n\x10GetStatusRequest\"\xf8\x01\n\x11GetStatusResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05state\x18\x03 \x01(\t\x12\x14\n\x0c\x62locks_total\x18\x04 \x01(\r\x12\x13\n\x0b\x62locks_live\x18\x05 \x01(\r\x12\x15\n\rblocks_cached\x18\x06 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\x07 \x01(\r\x12\x0f\n\x07running\x18\x08 \x01(\r\x12\x0f\n\x07waiting\x18\t \x01(\r\x12\x1d\n\x15queued_prefill_tokens\x18\n \x01(\x04\x12\r\n\x05steps\x18\x0b \x01(\x04\x12\x0b\n\x03pid\x18\x0c \x01(\x03\"\x13\n\x11\x43learCacheRequest\",\n\x12\x43learCacheResponse\x12\x16\n\x0e\x63leared_blocks\x18\x01 \x01(\r2\xee\x01\n\x06Worker\x12Q\n\x08Generate\x12 .kvhive.v1.WorkerGenerateRequest\x1a!.kvhive.v1.WorkerGenerateResponse0\x01\x12\x46\n\tGetStatus\x12\x1b.kvhive.v1.GetStatusRequest\x1a\x1c.kvhive.v1.GetStatusResponse\x12I\n\nClearCache\x12\x1c.kvhive.v1.ClearCacheRequest\x1a\x1d.kvhive.v1.ClearCacheResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvhive.proto.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_WORKERSAMPLING_LOGITBIASENTRY']._loaded_options = None
+  _globals['_WORKERSAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_WORKERGENERATEREQUEST']._serialized_start=44
-  _globals['_WORKERGENERATEREQUEST']._serialized_end=239
-  _globals['_WORKERSAMPLING']._serialized_start=242
-  _globals['_WORKERSAMPLING']._serialized_end=382
-  _globals['_WORKERGENERATERESPONSE']._serialized_start=385
-  _globals['_WORKERGENERATERESPONSE']._serialized_end=567
-  _globals['_WORKERFINISHED']._serialized_start=569
-  _globals['_WORKERFINISHED']._serialized_end=602
-  _globals['_GETSTATUSREQUEST']._serialized_start=604
-  _globals['_GETSTATUSREQUEST']._serialized_end=622
-  _globals['_GETSTATUSRESPONSE']._serialized_start=625
-  _globals['_GETSTATUSRESPONSE']._serialized_end=873
-  _globals['_CLEARCACHEREQUEST']._serialized_start=875
-  _globals['_CLEARCACHEREQUEST']._serialized_end=894
-  _globals['_CLEARCACHERESPONSE']._serialized_start=896
-  _globals['_CLEARCACHERESPONSE']._serialized_end=940
-  _globals['_WORKER']._serialized_start=943
-  _globals['_WORKER']._serialized_end=1181
+  _globals['_WORKERGENERATEREQUEST']._serialized_end=342
+  _globals['_WORKERPIN']._serialized_start=344
+  _globals['_WORKERPIN']._serialized_end=386
+  _globals['_WORKERSAMPLING']._serialized_start=389
+  _globals['_WORKERSAMPLING']._serialized_end=866
+  _globals['_WORKERSAMPLING_LOGITBIASENTRY']._serialized_start=785
+  _globals['_WORKERSAMPLING_LOGITBIASENTRY']._serialized_end=833
+  _globals['_WORKERGENERATERESPONSE']._serialized_start=869
+  _globals['_WORKERGENERATERESPONSE']._serialized_end=1126
+  _globals['_CHOICEUPDATE']._serialized_start=1129
+  _globals['_CHOICEUPDATE']._serialized_end=1267
+  _globals['_TOKENLOGPROBS']._serialized_start=1269
+  _globals['_TOKENLOGPROBS']._serialized_end=1340
+  _globals['_WORKERFINISHED']._serialized_start=1342
+  _globals['_WORKERFINISHED']._serialized_end=1424
+  _globals['_GETSTATUSREQUEST']._serialized_start=1426
+  _globals['_GETSTATUSREQUEST']._serialized_end=1444
+  _globals['_GETSTATUSRESPONSE']._serialized_start=1447
+  _globals['_GETSTATUSRESPONSE']._serialized_end=1695
+  _globals['_CLEARCACHEREQUEST']._serialized_start=1697
+  _globals['_CLEARCACHEREQUEST']._serialized_end=1716
+  _globals['_CLEARCACHERESPONSE']._serialized_start=1718
+  _globals['_CLEARCACHERESPONSE']._serialized_end=1762
+  _globals['_WORKER']._serialized_start=1765
+  _globals['_WORKER']._serialized_end=2003
 # @@protoc_insertion_point(module_scope)
