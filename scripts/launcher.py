@@ -30,8 +30,7 @@ from kvhive.scripts.ray_head import start_head
 from kvhive.scripts.redis_check import check_redis
 from kvhive.scripts.router_process import RouterSpec, start_router, wait_routable
 from kvhive.scripts.teardown import interrupts_ignored, tear_down
-from kvhive.worker.llama_config import LlamaConfig
-from kvhive.worker.model_config import read_model_config, resolve_dtype
+from kvhive.worker.model_config import ModelConfig, read_model_config, resolve_dtype
 from kvhive.worker.model_identity import model_identity
 from kvhive.worker.model_path import resolve_model
 
@@ -48,7 +47,7 @@ class Start:
     report: Progress
     state: ClusterState
     model: Path
-    model_config: LlamaConfig
+    model_config: ModelConfig
     device: str = "cpu"
 
     @property

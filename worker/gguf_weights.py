@@ -11,9 +11,9 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from kvhive.proto.errors import ModelError
+from kvhive.worker.decoder_config import DecoderConfig
+from kvhive.worker.decoder_config_gguf import ROPE_FACTORS
 from kvhive.worker.gguf_file import GgufTensor, read_gguf
-from kvhive.worker.llama_config import LlamaConfig
-from kvhive.worker.llama_config_gguf import ROPE_FACTORS
 
 _OUTSIDE = {
     "token_embd": "model.embed_tokens",
@@ -33,7 +33,7 @@ _INSIDE = {
 }
 
 
-def iterate_gguf(path: Path, config: LlamaConfig) -> Iterator[tuple[str, torch.Tensor]]:
+def iterate_gguf(path: Path, config: DecoderConfig) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (name, float32 tensor). Raises ModelError that names the file and the tensor."""
     for tensor in read_gguf(path).tensors:
         if tensor.name == ROPE_FACTORS:

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from kvhive.proto.errors import ModelError
-from kvhive.worker.llama_config import DTYPES
+from kvhive.worker.decoder_config import DTYPES
 from kvhive.worker.model_config import read_model_config
 from kvhive.worker.tensor_manifest import TensorEntry, tensor_manifest
 

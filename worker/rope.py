@@ -7,10 +7,10 @@ import math
 import torch
 
 from kvhive.proto.errors import ModelError
-from kvhive.worker.llama_config import LlamaConfig, RopeScaling
+from kvhive.worker.decoder_config import DecoderConfig, RopeScaling
 
 
-def inverse_frequencies(config: LlamaConfig) -> torch.Tensor:
+def inverse_frequencies(config: DecoderConfig) -> torch.Tensor:
     """Return [head_dim / 2] float32 radians per position. Raises ModelError for an unknown scaling."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     frequencies = 1.0 / config.rope_theta**exponents

@@ -1,4 +1,4 @@
-"""The model runner that computes: a Llama model, its KV pool and the sampler, on one device."""
+"""The model runner that computes: a model, its KV pool and the sampler, on one device."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import torch
 from kvhive.kernels.attention_metadata import attention_metadata
 from kvhive.kernels.sampling import NonFiniteLogits, SamplingRow, sample
 from kvhive.proto.errors import ModelError
+from kvhive.worker.forward_batch import ForwardBatch
 from kvhive.worker.kv_cache import allocate_pool
-from kvhive.worker.llama import ForwardBatch, LlamaModel
-from kvhive.worker.llama_config import DTYPES
-from kvhive.worker.model_config import read_model_config, resolve_dtype
+from kvhive.worker.model_config import DTYPES, read_model_config, resolve_dtype
+from kvhive.worker.model_loader import load_model
 from kvhive.worker.model_runner import Chunk, ChunkResult, ModelShape
-from kvhive.worker.weights import iterate_weights
 
 
 class TorchModelRunner:
@@ -46,15 +45,8 @@ class TorchModelRunner:
         self._dtype = resolve_dtype(config, dtype, device)
         self._device = _device(device)
         torch_dtype = getattr(torch, self._dtype)
-        try:
-            with torch.inference_mode():
-                self._model = LlamaModel(
-                    config, iterate_weights(model_path, config), torch_dtype, self._device
-                )
-        except ModelError as error:
-            # The model names the tensor; only here is the file known.
-            where = str(model_path)
-            raise error if where in str(error) else ModelError(f"{where}: {error}") from error
+        self._model = load_model(model_path, config, torch_dtype, self._device)
+        self._eos_token_ids = config.eos_token_ids
         limit = min(max_context, config.max_context) if max_context else config.max_context
         self._shape = ModelShape(
             config.vocab_size, limit, config.layers, config.kv_heads, config.head_dim, DTYPES[self._dtype]
@@ -82,7 +74,7 @@ class TorchModelRunner:
     @property
     def eos_token_ids(self) -> frozenset[int]:
         """Tokens by which the model ends its output."""
-        return self._model.config.eos_token_ids
+        return self._eos_token_ids
 
     @property
     def pool(self) -> torch.Tensor:

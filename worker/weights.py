@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
+from kvhive.worker.decoder_config import DecoderConfig
 from kvhive.worker.gguf_weights import iterate_gguf
-from kvhive.worker.llama_config import LlamaConfig
 from kvhive.worker.safetensors_weights import iterate_safetensors
 
 
-def iterate_weights(path: Path, config: LlamaConfig) -> Iterator[tuple[str, torch.Tensor]]:
+def iterate_weights(path: Path, config: DecoderConfig) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (name, tensor on the CPU) one at a time, so that memory holds one tensor beside the model.
 
     GGUF tensors come dequantized to float32, safetensors in their own dtype. A yielded tensor may be a view

@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 
 from kvhive.kernels.attention_metadata import attention_metadata
 from kvhive.proto.errors import ModelError
-from kvhive.worker.llama import ForwardBatch, LlamaModel
+from kvhive.worker.decoder import DecoderModel, ForwardBatch
 from kvhive.worker.model_config import read_model_config
 from kvhive.worker.tensor_manifest import safetensors_files
 from kvhive.worker.torch_runner import TorchModelRunner
@@ -59,7 +59,7 @@ def tiny(seed=0, **changes):
 def our_logits(path, tokens, cut):
     """Logits of every position, computed in two chunks over shuffled blocks."""
     config = read_model_config(path)
-    model = LlamaModel(config, iterate_weights(path, config), torch.float32, "cpu")
+    model = DecoderModel(config, iterate_weights(path, config), torch.float32, "cpu")
     pool = torch.full((20, config.layers, 2, config.kv_heads, 8, config.head_dim), torch.nan)
     table = random.Random(0).sample(range(20), 20)
     rows = []

@@ -1,4 +1,4 @@
-"""Read a LlamaConfig from a Hugging Face directory: config.json and generation_config.json."""
+"""Read a DecoderConfig from a Hugging Face directory: config.json and generation_config.json."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from kvhive.proto.errors import ModelError
-from kvhive.worker.llama_config import DTYPES, LlamaConfig, RopeScaling
+from kvhive.worker.decoder_config import DTYPES, DecoderConfig, RopeScaling
 
 _ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
 _REQUIRED = object()
 
 
-def config_from_directory(directory: Path) -> LlamaConfig:
+def config_from_directory(directory: Path) -> DecoderConfig:
     """Read the configuration. Raises ModelError for what is missing, malformed or not a plain Llama."""
     path = directory / "config.json"
     raw = _read(path)
@@ -26,7 +26,7 @@ def config_from_directory(directory: Path) -> LlamaConfig:
     dtype = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
     bias = bool(raw.get("attention_bias", False))
     theta, scaling = _rope(fields)
-    return LlamaConfig(
+    return DecoderConfig(
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden,
         intermediate_size=fields.integer("intermediate_size"),

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 
 from kvhive.proto.errors import ModelError
+from kvhive.worker.decoder_config import DecoderConfig
 from kvhive.worker.linear import Linear
-from kvhive.worker.llama_config import LlamaConfig
 
 
 @dataclass(frozen=True, slots=True)
-class LlamaLayer:
+class DecoderLayer:
     """One layer."""
 
     attention_norm: torch.Tensor
@@ -26,12 +26,12 @@ class LlamaLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class LlamaWeights:
+class DecoderWeights:
     """All tensors of a model."""
 
     embedding: torch.Tensor
     """[vocab_size, hidden]."""
-    layers: tuple[LlamaLayer, ...]
+    layers: tuple[DecoderLayer, ...]
     final_norm: torch.Tensor
     head: Linear
     """From hidden to the vocabulary; made of the embedding where the two are tied."""
@@ -44,12 +44,12 @@ class LlamaWeights:
         self.head.pack()
 
 
-def load_llama(
-    config: LlamaConfig,
+def load_decoder(
+    config: DecoderConfig,
     weights: Iterable[tuple[str, torch.Tensor]],
     dtype: torch.dtype,
     device: torch.device | str,
-) -> LlamaWeights:
+) -> DecoderWeights:
     """Copy weights, one at a time, into the fused tensors they are parts of.
 
     Raises ModelError for a tensor that is unknown, missing, doubled or of the wrong shape.
@@ -74,7 +74,7 @@ class _Places:
         self._open: dict[str, torch.Tensor] = {}
         self._filled: set[str] = set()
 
-    def model(self, config: LlamaConfig) -> LlamaWeights:
+    def model(self, config: DecoderConfig) -> DecoderWeights:
         """Allocate everything."""
         embedding = self._stack((config.hidden_size,), {"model.embed_tokens.weight": config.vocab_size})
         layers = tuple(self._layer(config, f"model.layers.{index}") for index in range(config.layers))
@@ -82,7 +82,7 @@ class _Places:
         head = embedding
         if not config.tie_embeddings:
             head = self._stack((config.hidden_size,), {"lm_head.weight": config.vocab_size})
-        return LlamaWeights(embedding, layers, final_norm, Linear(head))
+        return DecoderWeights(embedding, layers, final_norm, Linear(head))
 
     def fill(self, name: str, tensor: torch.Tensor) -> None:
         """Copy one tensor to its place."""
@@ -101,14 +101,14 @@ class _Places:
         if self._open:
             raise ModelError(f"tensor {min(self._open)}: is missing, and {len(self._open) - 1} more")
 
-    def _layer(self, config: LlamaConfig, prefix: str) -> LlamaLayer:
+    def _layer(self, config: DecoderConfig, prefix: str) -> DecoderLayer:
         hidden, inner = config.hidden_size, config.intermediate_size
         queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         qkv = {f"{attention}.q_proj": queries, f"{attention}.k_proj": keys, f"{attention}.v_proj": keys}
         gate_up = {f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner}
         output, down = {f"{attention}.o_proj": hidden}, {f"{mlp}.down_proj": hidden}
-        return LlamaLayer(
+        return DecoderLayer(
             attention_norm=self._stack((), {f"{prefix}.input_layernorm.weight": hidden}),
             qkv=self._linear(qkv, hidden, config.attention_bias),
             output=self._linear(output, queries, config.output_bias),

@@ -31,7 +31,7 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, slots=True)
-class LlamaConfig:
+class DecoderConfig:
     """A Llama model. Sizes are in elements, contexts in tokens."""
 
     vocab_size: int

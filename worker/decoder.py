@@ -3,50 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
 from kvhive.kernels.activation import silu_and_mul
-from kvhive.kernels.attention_metadata import AttentionMetadata
 from kvhive.kernels.paged_attention import paged_attention
 from kvhive.kernels.reshape_and_cache import reshape_and_cache
 from kvhive.kernels.rms_norm import add_rms_norm, rms_norm
 from kvhive.kernels.rotary_embedding import rotary_embedding
-from kvhive.worker.llama_config import LlamaConfig
-from kvhive.worker.llama_weights import LlamaLayer, load_llama
+from kvhive.worker.decoder_config import DecoderConfig
+from kvhive.worker.decoder_weights import DecoderLayer, load_decoder
+from kvhive.worker.forward_batch import ForwardBatch
 from kvhive.worker.rope import inverse_frequencies
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardBatch:
-    """The tokens of one step, all sequences' chunks end to end, on the model's device."""
-
-    token_ids: torch.Tensor
-    """[T] int64."""
-    positions: torch.Tensor
-    """[T] int64, each token's index in its own sequence."""
-    slot_mapping: torch.Tensor
-    """[T] int64, where each token's KV goes: block_id * block_size + offset."""
-    attention: AttentionMetadata
-    logit_rows: torch.Tensor
-    """[S] int64, the tokens whose successor is asked for."""
-
-
-class LlamaModel:
+class DecoderModel:
     """A decoder of RMSNorm, rotary grouped-query attention and SiLU-gated feed-forward layers."""
 
     def __init__(
         self,
-        config: LlamaConfig,
+        config: DecoderConfig,
         weights: Iterable[tuple[str, torch.Tensor]],
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:
         """Take the weights, under their Hugging Face names. Raises ModelError if they do not fit."""
         self.config = config
-        self._weights = load_llama(config, weights, dtype, device)
+        self._weights = load_decoder(config, weights, dtype, device)
         self._frequencies = inverse_frequencies(config).to(device)
         self._scale = config.head_dim**-0.5
 
@@ -76,7 +60,7 @@ class LlamaModel:
 
     def _attention(
         self,
-        layer: LlamaLayer,
+        layer: DecoderLayer,
         hidden: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,

@@ -1,4 +1,4 @@
-"""Read a LlamaConfig from the metadata of a GGUF file."""
+"""Read a DecoderConfig from the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import struct
 from pathlib import Path
 
 from kvhive.proto.errors import ModelError
+from kvhive.worker.decoder_config import DecoderConfig, RopeScaling
 from kvhive.worker.gguf_file import GgufFile, read_gguf
-from kvhive.worker.llama_config import LlamaConfig, RopeScaling
 
 ROPE_FACTORS = "rope_freqs.weight"
 """The tensor in which llama.cpp's converter stores llama3 scaling, one divisor per rotary pair."""
@@ -16,7 +16,7 @@ _FILE_DTYPES = {0: "float32", 1: "float16"}
 _REQUIRED = object()
 
 
-def config_from_gguf(path: Path) -> LlamaConfig:
+def config_from_gguf(path: Path) -> DecoderConfig:
     """Read the configuration. Raises ModelError for what is missing, malformed or not a plain Llama."""
     file = read_gguf(path)
     architecture = file.metadata.get("general.architecture", "unknown")
@@ -34,7 +34,7 @@ def config_from_gguf(path: Path) -> LlamaConfig:
     head_dim = _integer(file, "llama.attention.key_length", hidden // max(heads, 1))
     if _integer(file, "llama.rope.dimension_count", head_dim) != head_dim:
         raise ModelError(f"{path}: partial rotary embedding is not supported")
-    return LlamaConfig(
+    return DecoderConfig(
         vocab_size=shapes["token_embd.weight"][0],
         hidden_size=hidden,
         intermediate_size=_integer(file, "llama.feed_forward_length"),
