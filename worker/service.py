@@ -17,8 +17,8 @@ from kvhive.proto.transport import CLUSTER_TOKEN_KEY
 from kvhive.proto.v1 import worker_pb2, worker_pb2_grpc
 from kvhive.worker.engine import Engine, Output
 from kvhive.worker.model_runner import ModelShape
-from kvhive.worker.request_validation import to_sequence
-from kvhive.worker.sequence import FinishReason
+from kvhive.worker.request_stream import RequestStream
+from kvhive.worker.request_validation import choice_of, to_sequences
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._shape = shape
         self._epoch: Callable[[], int] = lambda: 0
         self._engine: Engine | None = None
-        self._streams: dict[str, asyncio.Queue[Output]] = {}
+        self._streams: dict[str, RequestStream] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._loop = asyncio.get_running_loop()
@@ -95,45 +95,50 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def Generate(
         self, request: worker_pb2.WorkerGenerateRequest, context: Any
     ) -> AsyncIterator[worker_pb2.WorkerGenerateResponse]:
-        """Stream one request. The engine holds at most max_tokens outputs for a slow reader."""
+        """Stream one request's choices; they end as a group, however the stream ends."""
         engine = await self._ready_engine(request.worker_id, context)
         try:
-            seq = to_sequence(request, self._shape)
+            sequences = to_sequences(request, self._shape)
         except InvalidRequest as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        if seq.request_id in self._streams:
-            await context.abort(
-                grpc.StatusCode.ALREADY_EXISTS, f"request_id: {seq.request_id!r} is running here"
-            )
-        queue: asyncio.Queue[Output] = asyncio.Queue()  # bounded by the request's own max_tokens
-        self._streams[seq.request_id] = queue
+        request_id = request.request_id
+        if request_id in self._streams:
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"request_id: {request_id!r} is running here")
+        stream = RequestStream(seq.sampling.choice for seq in sequences)
+        self._streams[request_id] = stream
         self._idle.clear()
-        engine.submit(seq)
+        for seq in sequences:
+            engine.submit(seq)
+        deadline = self._loop.time() + request.queue_timeout_s if request.queue_timeout_s else None
         try:
-            first, timeout = True, request.queue_timeout_s or None
-            while True:
-                try:
-                    ready = [await asyncio.wait_for(queue.get(), timeout if first else None)]
-                except TimeoutError:
-                    await context.abort(
-                        grpc.StatusCode.DEADLINE_EXCEEDED,
-                        f"queue_timeout_s: no first token within {request.queue_timeout_s:g} s",
-                    )
-                while not queue.empty():
-                    ready.append(queue.get_nowait())
-                failed = next((output.error for output in ready if output.error), None)
-                if failed is not None:
-                    await context.abort(_STATUS.get(type(failed), grpc.StatusCode.UNAVAILABLE), str(failed))
-                yield _response(ready, first)
-                if ready[-1].finish is not None:
-                    return
-                first = False
+            while not stream.ended:
+                async with asyncio.timeout_at(None if stream.begun else deadline):
+                    response = await stream.take()
+                yield response
+        except TimeoutError:
+            message = f"queue_timeout_s: no first token within {request.queue_timeout_s:g} s"
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, message)
+        except KvhiveError as error:
+            await context.abort(_STATUS.get(type(error), grpc.StatusCode.UNAVAILABLE), str(error))
         finally:
             # Also when the client has gone: the generator is closed then. Ending twice does no harm.
-            del self._streams[seq.request_id]
+            del self._streams[request_id]
             if not self._streams:
                 self._idle.set()
-            engine.cancel(seq.request_id)
+            for seq in sequences:
+                engine.cancel(seq.request_id)
+
+    async def StopChoices(
+        self, request: worker_pb2.StopChoicesRequest, context: Any
+    ) -> worker_pb2.StopChoicesResponse:
+        """End some choices of a running request, and leave all else alone."""
+        engine = await self._ready_engine("", context, draining_too=True)
+        stream = self._streams.get(request.request_id)
+        if stream is not None:
+            for choice in request.choices:
+                if stream.stop(choice):
+                    engine.cancel(f"{request.request_id}/{choice}")
+        return worker_pb2.StopChoicesResponse()
 
     async def GetStatus(
         self, request: worker_pb2.GetStatusRequest, context: Any
@@ -188,17 +193,6 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
     def _distribute(self, outputs: list[Output]) -> None:
         for output in outputs:
-            stream = self._streams.get(output.request_id)
+            stream = self._streams.get(choice_of(output.request_id)[0])
             if stream is not None:  # else the client has gone and the cancellation is on its way
-                stream.put_nowait(output)
-
-
-def _response(outputs: list[Output], first: bool) -> worker_pb2.WorkerGenerateResponse:
-    response = worker_pb2.WorkerGenerateResponse(token_ids=[t for output in outputs for t in output.tokens])
-    if first:
-        response.cached_tokens = outputs[0].cached_tokens
-        response.written_tokens = outputs[0].written_tokens
-    last = outputs[-1]
-    if last.finish is not None:
-        response.finished.stopped = last.finish is FinishReason.STOP
-    return response
+                stream.put(output)

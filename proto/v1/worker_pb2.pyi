@@ -100,16 +100,20 @@ class WorkerGenerateResponse(_message.Message):
     def __init__(self, updates: _Optional[_Iterable[_Union[ChoiceUpdate, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., written_tokens: _Optional[int] = ..., pinned_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class ChoiceUpdate(_message.Message):
-    __slots__ = ("choice", "token_ids", "logprobs", "finished")
+    __slots__ = ("choice", "token_ids", "logprobs", "finished", "drafted_tokens", "accepted_tokens")
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     choice: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     finished: WorkerFinished
-    def __init__(self, choice: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finished: _Optional[_Union[WorkerFinished, _Mapping]] = ...) -> None: ...
+    drafted_tokens: int
+    accepted_tokens: int
+    def __init__(self, choice: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finished: _Optional[_Union[WorkerFinished, _Mapping]] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("logprob", "top_ids", "top_logprobs")
@@ -122,14 +126,22 @@ class TokenLogprobs(_message.Message):
     def __init__(self, logprob: _Optional[float] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class WorkerFinished(_message.Message):
-    __slots__ = ("stopped", "drafted_tokens", "accepted_tokens")
+    __slots__ = ("stopped",)
     STOPPED_FIELD_NUMBER: _ClassVar[int]
-    DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     stopped: bool
-    drafted_tokens: int
-    accepted_tokens: int
-    def __init__(self, stopped: _Optional[bool] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, stopped: _Optional[bool] = ...) -> None: ...
+
+class StopChoicesRequest(_message.Message):
+    __slots__ = ("request_id", "choices")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    choices: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[str] = ..., choices: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class StopChoicesResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

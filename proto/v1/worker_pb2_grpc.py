@@ -39,6 +39,11 @@ class WorkerStub:
                 request_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.WorkerGenerateRequest.SerializeToString,
                 response_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.WorkerGenerateResponse.FromString,
                 _registered_method=True)
+        self.StopChoices = channel.unary_unary(
+                '/kvhive.v1.Worker/StopChoices',
+                request_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.StopChoicesRequest.SerializeToString,
+                response_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.StopChoicesResponse.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/kvhive.v1.Worker/GetStatus',
                 request_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.GetStatusRequest.SerializeToString,
@@ -59,6 +64,14 @@ class WorkerServicer:
         has `finished` set. Cancelling the call frees the request's blocks within two steps.
         Errors: INVALID_ARGUMENT, RESOURCE_EXHAUSTED (queue full), FAILED_PRECONDITION (not this worker),
         UNAVAILABLE (draining, stopping or the engine failed: retry elsewhere).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StopChoices(self, request, context):
+        """Ends some of a running request's choices; the others go on, and the stream ends with the last one.
+        Idempotent: what is unknown or has ended is left alone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -85,6 +98,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.WorkerGenerateRequest.FromString,
                     response_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.WorkerGenerateResponse.SerializeToString,
+            ),
+            'StopChoices': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopChoices,
+                    request_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.StopChoicesRequest.FromString,
+                    response_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.StopChoicesResponse.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -124,6 +142,33 @@ class Worker:
             '/kvhive.v1.Worker/Generate',
             kvhive_dot_proto_dot_v1_dot_worker__pb2.WorkerGenerateRequest.SerializeToString,
             kvhive_dot_proto_dot_v1_dot_worker__pb2.WorkerGenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopChoices(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvhive.v1.Worker/StopChoices',
+            kvhive_dot_proto_dot_v1_dot_worker__pb2.StopChoicesRequest.SerializeToString,
+            kvhive_dot_proto_dot_v1_dot_worker__pb2.StopChoicesResponse.FromString,
             options,
             channel_credentials,
             insecure,

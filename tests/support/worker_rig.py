@@ -22,6 +22,7 @@ from kvhive.worker.block_pool import BlockPool
 from kvhive.worker.engine import Engine, EngineHooks
 from kvhive.worker.kv_cache_manager import KvCacheManager
 from kvhive.worker.scheduler import Scheduler, SchedulerLimits
+from kvhive.worker.sequence import SamplingParams
 from kvhive.worker.service import ClusterTokenGuard, WorkerService
 from kvhive.worker.simulated_runner import SimulatedRunner
 
@@ -55,16 +56,34 @@ class WorkerRig:
         return worker_pb2_grpc.WorkerStub(self.channel)
 
     def request(
-        self, request_id: str, tokens: Iterable[int], max_tokens: int = 4, **fields: object
+        self,
+        request_id: str,
+        tokens: Iterable[int],
+        max_tokens: int = 4,
+        sampling: worker_pb2.WorkerSampling | None = None,
+        **fields: object,
     ) -> worker_pb2.WorkerGenerateRequest:
-        sampling = worker_pb2.WorkerSampling(max_tokens=max_tokens, top_p=1.0)
+        """A greedy request of one choice; `sampling` and `fields` change what they set."""
+        whole = worker_pb2.WorkerSampling(
+            max_tokens=max_tokens, top_p=1, typical_p=1, repetition_penalty=1, speculate=True
+        )
+        if sampling is not None:
+            whole.MergeFrom(sampling)
         return worker_pb2.WorkerGenerateRequest(
             worker_id=self.worker_id,
             request_id=request_id,
             token_ids=pack_tokens(tokens),
-            sampling=sampling,
-            **fields,
+            sampling=whole,
+            **{"n": 1, **fields},
         )
+
+    def oracle(self, tokens: Iterable[int], length: int, choice: int = 0) -> list[int]:
+        """What a right worker generates for one choice."""
+        sequence, sampling = list(tokens), SamplingParams(length, choice=choice)
+        prompt = len(sequence)
+        for _ in range(length):
+            sequence.append(self.runner.next_token(sequence, sampling, prompt))
+        return sequence[prompt:]
 
     async def generate(
         self, request: worker_pb2.WorkerGenerateRequest

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
+from typing import Any
 
 import grpc
 import pytest
@@ -13,16 +15,11 @@ from worker_rig import METADATA, WorkerRig, running_worker
 from kvhive.proto.index_schema import WorkerState
 from kvhive.proto.v1 import worker_pb2
 
+PIN = worker_pb2.WorkerPin(tokens=3, ttl_s=1)
+
 
 def tokens_of(responses: list[worker_pb2.WorkerGenerateResponse]) -> list[int]:
-    return [token for response in responses for token in response.token_ids]
-
-
-def oracle(worker: WorkerRig, prompt: list[int], length: int) -> list[int]:
-    tokens = list(prompt)
-    for _ in range(length):
-        tokens.append(worker.runner.next_token(tokens))
-    return tokens[len(prompt) :]
+    return [t for response in responses for update in response.updates for t in update.token_ids]
 
 
 async def refusal(
@@ -33,15 +30,22 @@ async def refusal(
     return error.value.code(), error.value.details() or ""
 
 
+async def serves(worker: WorkerRig) -> None:
+    """It answers, and then holds nothing."""
+    assert len(tokens_of(await worker.generate(worker.request("good", [1, 2, 3])))) == 4
+    await worker.idle()
+
+
 async def test_a_stream_carries_every_token_once_and_says_what_was_cached() -> None:
     async with running_worker() as worker:
         prompt = list(range(10))
         for request_id, cached in (("a", 0), ("b", 8)):
             responses = await worker.generate(worker.request(request_id, prompt, 6))
-            assert tokens_of(responses) == oracle(worker, prompt, 6)
+            assert tokens_of(responses) == worker.oracle(prompt, 6)
             assert responses[0].cached_tokens == cached
             assert all(not r.HasField("cached_tokens") for r in responses[1:])
-            assert responses[-1].HasField("finished") and not responses[-1].finished.stopped
+            last = responses[-1].updates[-1]
+            assert last.HasField("finished") and not last.finished.stopped
         await worker.idle()
 
 
@@ -65,41 +69,75 @@ async def test_a_resumed_stream_goes_on_where_the_first_one_stopped() -> None:
         ({"request_id": ""}, "request_id: must have 1 to 128 characters, has 0"),
         ({"cache_salt": "x" * 257}, "cache_salt: must have at most 256 characters, has 257"),
         ({"resumed_tokens": 3}, "resumed_tokens: must be below the 3 token ids, is 3"),
-        ({"sampling": worker_pb2.WorkerSampling(top_p=1)}, "max_tokens: must be at least 1, is 0"),
-        ({"sampling": worker_pb2.WorkerSampling(top_p=1, max_tokens=8190)}, "context of 8192, are 8193"),
+        ({"n": 0}, "n: must be between 1 and 16, is 0"),
+        ({"n": 17}, "n: must be between 1 and 16, is 17"),
+        ({"n": 10, "first_choice": 7}, "first_choice: must be between 0 and 6, is 7"),
+        ({"n": 2, "resumed_tokens": 1}, "n: must be 1 where one choice is resumed, is 2"),
+        ({"priority": 11}, "priority: must be between -10 and 10, is 11"),
+        ({"tenant": "x" * 257}, "tenant: must have at most 256 characters, has 257"),
+        ({"pins": [PIN] * 17}, "pins: must have at most 16 entries, has 17"),
         (
-            {"sampling": worker_pb2.WorkerSampling(top_p=1, max_tokens=1022)},
-            "need 1025 tokens of KV, the worker's pool holds 1024",
+            {"pins": [worker_pb2.WorkerPin(tokens=4, ttl_s=1)]},
+            "pins[0].tokens: must be between 1 and 3, is 4",
         ),
-        ({"sampling": worker_pb2.WorkerSampling(top_p=0, max_tokens=1)}, "top_p: must be between"),
-        (
-            {"sampling": worker_pb2.WorkerSampling(top_p=1, max_tokens=1, temperature=float("nan"))},
-            "temperature: must be between 0 and 100, is nan",
-        ),
-        (
-            {"sampling": worker_pb2.WorkerSampling(top_p=1, max_tokens=1, temperature=float("inf"))},
-            "temperature",
-        ),
-        (
-            {"sampling": worker_pb2.WorkerSampling(top_p=1, max_tokens=1, min_p=-1)},
-            "min_p: must be between 0 and 1, is -1",
-        ),
+        ({"pins": [worker_pb2.WorkerPin(tokens=3, ttl_s=math.nan)]}, "pins[0].ttl_s: must be between"),
     ],
 )
-async def test_bad_input_is_named_and_the_worker_keeps_serving(
+async def test_a_bad_request_is_named_and_the_worker_keeps_serving(
     change: dict[str, object], message: str
 ) -> None:
     async with running_worker() as worker:
         request = worker.request("bad", [1, 2, 3])
         for name, value in change.items():
-            if isinstance(value, worker_pb2.WorkerSampling):
-                request.sampling.CopyFrom(value)
-            else:
-                setattr(request, name, value)
+            request.ClearField(name)  # type: ignore[arg-type]
+            request.MergeFrom(worker_pb2.WorkerGenerateRequest(**{name: value}))  # type: ignore[arg-type]
         code, details = await refusal(worker, request)
         assert code is grpc.StatusCode.INVALID_ARGUMENT and message in details
-        assert len(tokens_of(await worker.generate(worker.request("good", [1, 2, 3])))) == 4
-        await worker.idle()
+        await serves(worker)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens: must be at least 1, is 0"),
+        ({"max_tokens": 8190}, "context of 8192, are 8193"),
+        ({"max_tokens": 1022}, "need 1025 tokens of KV, the worker's pool holds 1024"),
+        ({"temperature": math.nan}, "temperature: must be between 0 and 100, is nan"),
+        ({"temperature": math.inf}, "temperature: must be between 0 and 100, is inf"),
+        ({"top_p": 0}, "top_p: must be between"),
+        ({"min_p": -1}, "min_p: must be between 0 and 1, is -1"),
+        ({"typical_p": 0}, "typical_p: must be between"),
+        ({"typical_p": 1.5}, "typical_p: must be between"),
+        ({"repetition_penalty": 0}, "repetition_penalty: must be between"),
+        ({"repetition_penalty": 11}, "repetition_penalty: must be between"),
+        ({"frequency_penalty": 2.5}, "frequency_penalty: must be between -2 and 2, is 2.5"),
+        ({"presence_penalty": math.nan}, "presence_penalty: must be between -2 and 2, is nan"),
+        ({"min_tokens": 5}, "min_tokens: must be between 0 and 4, is 5"),
+        ({"logprobs": 21}, "logprobs: must be between 0 and 20, is 21"),
+        ({"prompt_logprobs": 10**6}, "prompt_logprobs: must be between 0 and 20, is 1e+06"),
+        (
+            {"stop_token_ids": [1, 1000]},
+            "stop_token_ids: must be below the vocabulary size 1000, is 1000 at 1",
+        ),
+        ({"logit_bias": {1000: 1}}, "logit_bias: must be below the vocabulary size 1000, is 1000 at 0"),
+        ({"logit_bias": {7: math.inf}}, "logit_bias[7]: must be between -100 and 100, is inf"),
+        (
+            {"logit_bias": dict.fromkeys(range(1025), 1)},
+            "logit_bias: must have at most 1024 entries, has 1025",
+        ),
+    ],
+)
+async def test_bad_sampling_is_named_and_the_worker_keeps_serving(
+    change: dict[str, Any], message: str
+) -> None:
+    async with running_worker() as worker:
+        request = worker.request("bad", [1, 2, 3])
+        for name, value in change.items():
+            request.sampling.ClearField(name)  # type: ignore[arg-type]
+            request.sampling.MergeFrom(worker_pb2.WorkerSampling(**{name: value}))
+        code, details = await refusal(worker, request)
+        assert code is grpc.StatusCode.INVALID_ARGUMENT and message in details
+        await serves(worker)
 
 
 async def test_calls_without_the_clusters_token_are_refused() -> None:
@@ -230,7 +268,7 @@ async def test_logits_that_are_not_finite_fail_their_own_request_only() -> None:
         poisoned = [*range(300, 320), worker.runner.POISON]
         code, details = await refusal(worker, worker.request("bad", poisoned, 5))
         assert code is grpc.StatusCode.INTERNAL and "not finite" in details
-        assert tokens_of(await neighbour) == oracle(worker, list(range(10)), 60)
+        assert tokens_of(await neighbour) == worker.oracle(range(10), 60)
         await worker.idle()
         again = await worker.generate(worker.request("again", [*range(300, 320), 1], 2))
         assert again[0].cached_tokens == 0

@@ -1,0 +1,99 @@
+"""One request's way out of a worker: the outputs of all its choices, gathered into messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from kvhive.proto.v1 import worker_pb2
+from kvhive.worker.engine import Output
+from kvhive.worker.model_runner import TokenLogprobs
+from kvhive.worker.request_validation import choice_of
+from kvhive.worker.sequence import FinishReason
+
+MAX_POSITIONS_PER_MESSAGE = 2048
+"""Tokens, of prompt and output, after which a message goes out although more is ready: with the most
+alternatives that is below half a megabyte."""
+
+
+class RequestStream:
+    """What a request's sequences put in, its gRPC stream takes out. Lives on one event loop.
+
+    Holds at most max_tokens outputs of each choice, however slow the reader is.
+    """
+
+    def __init__(self, choices: Iterable[int]) -> None:
+        self._open = set(choices)
+        self._queue: asyncio.Queue[Output | None] = asyncio.Queue()  # bounded by the choices' max_tokens
+        self._begun = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether the first output token was taken out."""
+        return self._begun
+
+    @property
+    def ended(self) -> bool:
+        """Whether all choices have ended, or were stopped, and nothing more is to come."""
+        return not self._open
+
+    def put(self, output: Output) -> None:
+        """Add the news of one sequence."""
+        self._queue.put_nowait(output)
+
+    def stop(self, choice: int) -> bool:
+        """End a choice; what is ready of it is dropped. False where it is unknown or has ended."""
+        if choice not in self._open:
+            return False
+        self._open.remove(choice)
+        self._queue.put_nowait(None)  # the reader may be waiting for this choice only
+        return True
+
+    async def take(self) -> worker_pb2.WorkerGenerateResponse:
+        """Wait for news and return all that is ready; empty when a choice was stopped meanwhile.
+
+        Raises the KvhiveError that one of the choices ended with.
+        """
+        response = worker_pb2.WorkerGenerateResponse()
+        updates: dict[int, worker_pb2.ChoiceUpdate] = {}
+        room = MAX_POSITIONS_PER_MESSAGE - self._add(await self._queue.get(), response, updates)
+        while room > 0 and not self._queue.empty():
+            room -= self._add(self._queue.get_nowait(), response, updates)
+        response.updates.extend(updates.values())
+        return response
+
+    def _add(
+        self,
+        output: Output | None,
+        response: worker_pb2.WorkerGenerateResponse,
+        updates: dict[int, worker_pb2.ChoiceUpdate],
+    ) -> int:
+        """Add one output to a message that is being made; return the positions it took."""
+        if output is None:
+            return 0
+        if output.error is not None:
+            raise output.error
+        _, choice = choice_of(output.request_id)
+        if choice not in self._open:
+            return 0
+        if output.tokens and not self._begun:
+            self._begun = True
+            response.cached_tokens = output.cached_tokens
+            response.written_tokens = output.written_tokens
+        response.prompt_logprobs.extend(map(_wire_logprobs, output.prompt_logprobs))
+        if output.tokens or output.finish is not None:
+            update = updates.setdefault(choice, worker_pb2.ChoiceUpdate(choice=choice))
+            update.token_ids.extend(output.tokens)
+            update.logprobs.extend(map(_wire_logprobs, output.logprobs))
+            if output.finish is not None:
+                update.finished.stopped = output.finish is FinishReason.STOP
+                self._open.discard(choice)
+        return len(output.tokens) + len(output.prompt_logprobs)
+
+
+def _wire_logprobs(position: TokenLogprobs) -> worker_pb2.TokenLogprobs:
+    return worker_pb2.TokenLogprobs(
+        logprob=position.logprob,
+        top_ids=[token_id for token_id, _ in position.top],
+        top_logprobs=[logprob for _, logprob in position.top],
+    )
