@@ -5,7 +5,8 @@ All lengths are host integers, so that no layer waits for the device to learn a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,18 +24,19 @@ class AttentionGroup:
     tail_rows: torch.Tensor | None
     """Rows `[head_dim]` of the gathered copy that lie past a context's end; None when there are none."""
     length: int
-    """Tokens of the gathered copy that are attended to: the longest context."""
+    """Tokens of the gathered copy that are attended to: the longest context, or what its window leaves."""
     mask: torch.Tensor | None
     """Additive, [batch, 1, 1, length] or [query_length, length]; None where nothing is masked."""
     causal: bool
-    """The queries are the whole context, so the plain causal mask is right."""
+    """The queries are the whole context and see all before them, so the plain causal mask is right."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
     """One step's batch, in the order of its queries."""
 
-    groups: tuple[AttentionGroup, ...]
+    groups: Mapping[int | None, tuple[AttentionGroup, ...]]
+    """By sliding window in tokens; None is attention to the whole context."""
     tokens: int
     rows_per_block: int
     """Pool rows `[block_size * head_dim]` from one block to the next: layers * 2 * kv_heads."""
@@ -47,15 +49,18 @@ def attention_metadata(
     block_tables: Sequence[Sequence[int]],
     query_lengths: Sequence[int],
     context_lengths: Sequence[int],
+    windows: Sequence[int | None] = (None,),
 ) -> AttentionMetadata:
     """Lay out a ragged batch: sequence i asks for the last query_lengths[i] positions of its context.
 
     pool:             [blocks, layers, 2, kv_heads, block_size, head_dim], contiguous
     block_tables:     block ids that cover positions 0 .. context_lengths[i] - 1
     context_lengths:  tokens whose KV is in the pool by the time of the call, the queries' own included
+    windows:          the sliding windows that the model's layers have, None for layers without one; a query
+                      sees itself and the window - 1 tokens before it
 
-    Raises ValueError for lengths that contradict each other, a block table that is too short, or a block
-    outside the pool.
+    Raises ValueError for lengths that contradict each other, a block table that is too short, a block
+    outside the pool, or a window below 1.
     """
     if pool.dim() != 6 or pool.shape[2] != 2 or not pool.is_contiguous():
         raise ValueError(
@@ -63,9 +68,9 @@ def attention_metadata(
         )
     if not len(block_tables) == len(query_lengths) == len(context_lengths):
         raise ValueError("block_tables, query_lengths, context_lengths: need one entry per sequence")
+    if not windows or any(window is not None and window < 1 for window in windows):
+        raise ValueError(f"windows: need at least one, each None or above 0, are {list(windows)}")
     blocks, layers, _, kv_heads, block_size, head_dim = pool.shape
-    decodes: dict[int, list[int]] = {}
-    groups, starts, tokens = [], [], 0
     for index, (table, queries, context) in enumerate(
         zip(block_tables, query_lengths, context_lengths, strict=True)
     ):
@@ -76,60 +81,108 @@ def attention_metadata(
             raise ValueError(
                 f"sequence {index}: needs {needed} blocks of a pool of {blocks}, has {list(table)}"
             )
-        starts.append(tokens)
-        tokens += queries
-        if queries == 1:
-            # One group per power of two, so that padding at most doubles what is gathered.
-            decodes.setdefault(needed.bit_length(), []).append(index)
-        else:
-            groups.append(_Group(pool, [table], [context]).chunk(slice(tokens - queries, tokens), queries))
-    for members in decodes.values():
-        group = _Group(pool, [block_tables[i] for i in members], [context_lengths[i] for i in members])
-        groups.append(group.decode([starts[i] for i in members]))
-    largest = max((group.pool_rows.numel() for group in groups), default=0)
+    starts = [0, *itertools.accumulate(query_lengths)]
+    batch = list(zip(block_tables, starts, query_lengths, context_lengths, strict=False))
+    groups = {
+        window: _groups(pool, window, [_Span.of(*sequence, window, block_size) for sequence in batch])
+        for window in dict.fromkeys(windows)
+    }
+    largest = max((group.pool_rows.numel() for each in groups.values() for group in each), default=0)
     scratch = torch.empty(largest * block_size * head_dim, dtype=pool.dtype, device=pool.device)
-    return AttentionMetadata(tuple(groups), tokens, layers * 2 * kv_heads, scratch)
+    return AttentionMetadata(groups, starts[-1], layers * 2 * kv_heads, scratch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """The whole blocks of one sequence that its queries can see."""
+
+    table: Sequence[int]
+    start: int
+    """Row of the first query."""
+    queries: int
+    length: int
+    """Tokens from the first of these blocks to the context's end."""
+
+    @classmethod
+    def of(
+        cls,
+        table: Sequence[int],
+        start: int,
+        queries: int,
+        context: int,
+        window: int | None,
+        block_size: int,
+    ) -> _Span:
+        """Leave out the blocks that lie wholly before the first query's window."""
+        oldest = 0 if window is None else max(0, context - queries + 1 - window)
+        unseen = oldest // block_size
+        seen = table[unseen : -(-context // block_size)]
+        return cls(seen, start, queries, context - unseen * block_size)
+
+
+def _groups(pool: torch.Tensor, window: int | None, spans: Sequence[_Span]) -> tuple[AttentionGroup, ...]:
+    """Make one group of each longer chunk, and one of the decodes of each power of two of blocks."""
+    decodes: dict[int, list[_Span]] = {}
+    groups = []
+    for span in spans:
+        if span.queries == 1:
+            # One group per power of two, so that padding at most doubles what is gathered.
+            decodes.setdefault(len(span.table).bit_length(), []).append(span)
+        else:
+            groups.append(_Group(pool, window, [span]).chunk())
+    groups += [_Group(pool, window, members).decode() for members in decodes.values()]
+    return tuple(groups)
 
 
 class _Group:
-    """Builds an AttentionGroup from its sequences' block tables and context lengths."""
+    """Builds an AttentionGroup from what its sequences see."""
 
-    def __init__(self, pool: torch.Tensor, tables: Sequence[Sequence[int]], contexts: Sequence[int]) -> None:
+    def __init__(self, pool: torch.Tensor, window: int | None, spans: Sequence[_Span]) -> None:
         self._pool = pool
-        self._contexts = contexts
+        self._window = window
+        self._spans = spans
         _, layers, _, self._kv_heads, self._block_size, _ = pool.shape
-        self._blocks = -(-max(contexts) // self._block_size)
-        padded = []
-        for table, context in zip(tables, contexts, strict=True):
-            own = list(table[: -(-context // self._block_size)])
-            # Padding repeats the sequence's own first block: no other sequence's data is ever touched.
-            padded.append(own + own[:1] * (self._blocks - len(own)))
+        self._blocks = max(len(span.table) for span in spans)
+        # Padding repeats the sequence's own first block: no other sequence's data is ever touched.
+        padded = [[*span.table, *[span.table[0]] * (self._blocks - len(span.table))] for span in spans]
         first = torch.tensor(padded)[None, :, None] * (layers * 2 * self._kv_heads)
         plane = torch.arange(2)[:, None, None, None] * self._kv_heads
         self._pool_rows = first + plane + torch.arange(self._kv_heads)[None, None, :, None]
 
-    def chunk(self, query_rows: slice, queries: int) -> AttentionGroup:
+    def chunk(self) -> AttentionGroup:
         """One sequence with several queries."""
-        context = self._contexts[0]
-        whole = queries == context
+        (span,) = self._spans
+        rows = slice(span.start, span.start + span.queries)
+        whole = span.queries == span.length and (self._window is None or self._window >= span.length)
         mask = None
         if not whole:
-            positions = torch.arange(context - queries, context)[:, None]
-            mask = self._additive(torch.arange(context)[None] > positions)
-        return AttentionGroup(query_rows, queries, self._device(self._pool_rows), None, context, mask, whole)
+            positions = torch.arange(span.length - span.queries, span.length)[:, None]
+            keys = torch.arange(span.length)[None]
+            hidden = keys > positions
+            if self._window is not None:
+                hidden |= keys <= positions - self._window
+            mask = self._additive(hidden)
+        return AttentionGroup(
+            rows, span.queries, self._device(self._pool_rows), None, span.length, mask, whole
+        )
 
-    def decode(self, starts: Sequence[int]) -> AttentionGroup:
+    def decode(self) -> AttentionGroup:
         """Several sequences with one query each."""
-        length = max(self._contexts)
-        past = torch.arange(length)[None] >= torch.tensor(self._contexts)[:, None]
-        rows, mask, tail = torch.tensor(starts), None, None
+        lengths = torch.tensor([span.length for span in self._spans])
+        length = max(span.length for span in self._spans)
+        past = torch.arange(length)[None] >= lengths[:, None]
+        rows, mask, tail = torch.tensor([span.start for span in self._spans]), None, None
+        hidden = past
+        if self._window is not None:
+            hidden = past | (torch.arange(length)[None] < lengths[:, None] - self._window)
+        if bool(hidden.any()):
+            mask = self._additive(hidden)[:, None, None]
         if bool(past.any()):
-            mask = self._additive(past)[:, None, None]
             # A row of the copy is (plane, sequence, head, position); what lies past a context's end is
             # another request's leftover, and even times a zero weight a NaN there would be a NaN here.
             width = self._blocks * self._block_size
-            grid = torch.arange(2 * len(starts) * self._kv_heads * width)
-            grid = grid.view(2, len(starts), self._kv_heads, width)[..., :length]
+            grid = torch.arange(2 * len(self._spans) * self._kv_heads * width)
+            grid = grid.view(2, len(self._spans), self._kv_heads, width)[..., :length]
             tail = self._device(grid[past[None, :, None].expand_as(grid)])
         return AttentionGroup(self._device(rows), 1, self._device(self._pool_rows), tail, length, mask, False)
 

@@ -9,7 +9,12 @@ from kvhive.kernels.attention_metadata import AttentionGroup, AttentionMetadata
 
 
 def paged_attention(
-    query: torch.Tensor, pool_layer: torch.Tensor, metadata: AttentionMetadata, scale: float
+    query: torch.Tensor,
+    pool_layer: torch.Tensor,
+    metadata: AttentionMetadata,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Return causal attention of each query over its sequence's context: [T, heads, head_dim].
 
@@ -18,6 +23,8 @@ def paged_attention(
                  metadata was made for, with the queries' own K and V already written
     metadata:    from `attention_metadata`; the same for all layers of a step
     scale:       factor of the scores, usually head_dim ** -0.5
+    window:      one of the windows that the metadata was made for
+    softcap:     scores become softcap * tanh(score / softcap) before the softmax; above 0
 
     Query head h reads KV head h // (heads / kv_heads); KV heads are never repeated in memory.
     Uses metadata.scratch, so one metadata must not be used by two calls at once.
@@ -33,11 +40,15 @@ def paged_attention(
         raise ValueError(f"query: needs {metadata.tokens} tokens, has {tokens}")
     if heads % kv_heads:
         raise ValueError(f"query: {heads} heads are no multiple of {kv_heads} KV heads")
+    if window not in metadata.groups:
+        raise ValueError(f"window: needs one of {list(metadata.groups)}, is {window}")
     rows = _pool_rows(pool_layer, metadata.rows_per_block)
     output = torch.empty_like(query)
-    for group in metadata.groups:
+    for group in metadata.groups[window]:
         key, value = _gather(rows, group, metadata.scratch, head_dim)
-        if group.query_length == 1:
+        if softcap is not None:
+            output[group.query_rows] = _softcapped(query[group.query_rows], key, value, group, scale, softcap)
+        elif group.query_length == 1:
             output[group.query_rows] = _decode(query[group.query_rows], key, value, group.mask, scale)
         else:
             output[group.query_rows] = _chunk(query[group.query_rows], key, value, group, scale)
@@ -93,3 +104,26 @@ def _chunk(
         enable_gqa=True,
     )
     return attended[0].transpose(0, 1)
+
+
+def _softcapped(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    group: AttentionGroup,
+    scale: float,
+    softcap: float,
+) -> torch.Tensor:
+    """Either kind of group, score by score: torch's fused attention knows no soft cap."""
+    batch, kv_heads, length, head_dim = key.shape
+    grouped = query.view(batch, group.query_length, kv_heads, -1, head_dim).permute(0, 2, 3, 1, 4)
+    scores = torch.matmul(grouped, key[:, :, None].transpose(-1, -2)).float() * scale
+    scores = softcap * torch.tanh(scores / softcap)
+    if group.causal:
+        future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
+        scores = scores.masked_fill(future, -torch.inf)
+    elif group.mask is not None:
+        # [batch, 1, 1, length] or [queries, length], as [batch, kv_heads, group, queries, length] needs it.
+        scores = scores + (group.mask[:, None] if group.query_length == 1 else group.mask)
+    attended = torch.matmul(scores.softmax(-1).to(value.dtype), value[:, :, None])
+    return attended.permute(0, 3, 1, 2, 4).reshape(query.shape)

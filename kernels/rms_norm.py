@@ -11,13 +11,16 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     x:       [..., hidden]
     weight:  [hidden]
 
-    Accumulates in float32 and rounds to x's dtype before the weight is applied, as transformers does.
+    Accumulates in float32. A weight of x's dtype is applied after rounding to it, as in Llama; a float32
+    weight before, as in Gemma. Returns x's dtype.
     Raises ValueError when the weight does not fit. Source: Zhang and Sennrich 2019, arXiv 1910.07467.
     """
     if weight.shape != x.shape[-1:]:
         raise ValueError(f"weight: needs {tuple(x.shape[-1:])}, is {tuple(weight.shape)}")
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if weight.dtype == torch.float32:
+        return (wide * scale * weight).to(x.dtype)
     return weight * (wide * scale).to(x.dtype)
 
 

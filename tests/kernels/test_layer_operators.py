@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from kvhive.kernels.activation import silu_and_mul
+from kvhive.kernels.activation import gelu_tanh_and_mul, silu_and_mul
 from kvhive.kernels.rms_norm import add_rms_norm, rms_norm
 from kvhive.kernels.rotary_embedding import rotary_embedding
 
@@ -19,6 +20,16 @@ def test_rms_norm_equals_transformers(dtype):
     x = torch.randn(5, 48, dtype=dtype) * 30
     with torch.no_grad():
         assert torch.equal(rms_norm(x, norm.weight, 1e-5), norm(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_float32_weight_is_applied_before_rounding_as_in_gemma(dtype):
+    torch.manual_seed(0)
+    norm = Gemma3RMSNorm(48, eps=1e-5)
+    norm.weight.data.normal_()
+    x = torch.randn(5, 48, dtype=dtype) * 30
+    with torch.no_grad():
+        assert torch.equal(rms_norm(x, norm.weight + 1, 1e-5), norm(x))
 
 
 def test_add_rms_norm_is_the_sum_and_its_norm():
@@ -46,6 +57,12 @@ def test_silu_and_mul_takes_the_gate_first():
     torch.testing.assert_close(silu_and_mul(torch.cat((gate, up), -1)), expected)
 
 
+def test_gelu_and_mul_is_the_tanh_approximation():
+    gate, up = torch.randn(2, 3, 8).unbind()
+    expected = 0.5 * gate * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3))) * up
+    torch.testing.assert_close(gelu_tanh_and_mul(torch.cat((gate, up), -1)), expected)
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -53,6 +70,7 @@ def test_silu_and_mul_takes_the_gate_first():
         lambda: add_rms_norm(torch.zeros(2, 8), torch.zeros(3, 8), torch.zeros(8), 1e-5),
         lambda: rotary_embedding(torch.zeros(2, 1, 8), torch.zeros(2, 8), torch.zeros(2, 8)),
         lambda: silu_and_mul(torch.zeros(2, 7)),
+        lambda: gelu_tanh_and_mul(torch.zeros(2, 7)),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(call):

@@ -14,13 +14,16 @@ from kvhive.kernels.reshape_and_cache import reshape_and_cache
 LAYERS = 3
 
 
-def plain_attention(query, key, value, scale):
+def plain_attention(query, key, value, scale, window=None, softcap=None):
     """query [Q, H, D] are the last positions of key, value [L, KV, D]; everything in float64."""
     queries, heads, _ = query.shape
     length, kv_heads, _ = key.shape
     group = heads // kv_heads
     scores = torch.einsum("qhd,lhd->hql", query, key.repeat_interleave(group, 1)) * scale
-    allowed = torch.arange(length)[None] <= torch.arange(length - queries, length)[:, None]
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    positions, keys = torch.arange(length - queries, length)[:, None], torch.arange(length)[None]
+    allowed = (keys <= positions) & (keys > positions - (window or length))
     weights = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
     return torch.einsum("hql,lhd->qhd", weights, value.repeat_interleave(group, 1))
 
@@ -72,6 +75,50 @@ def test_equals_plain_attention_and_never_reads_what_is_not_its_own(batch, heads
         for q, k, v in zip(queries, keys, values, strict=True)
     ]
     torch.testing.assert_close(output.double(), torch.cat(expected), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES.keys())
+@pytest.mark.parametrize(("window", "softcap"), [(1, None), (7, None), (16, 2.0), (64, None), (None, 2.0)])
+def test_windows_and_soft_caps_equal_plain_attention(batch, window, softcap):
+    """Blocks before a window are not even gathered: NaN in them does not show."""
+    torch.manual_seed(0)
+    contexts = [context for _, context in batch]
+    pool, tables, keys, values = filled_pool(contexts, 3, 5, 8, torch.float32, 1, torch.nan)
+    for (count, context), table in zip(batch, tables, strict=True):
+        oldest = max(0, context - count + 1 - (window or context))
+        pool[table[: oldest // 5]] = torch.nan
+    queries = [torch.randn(count, 9, 8) * 3 for count, _ in batch]
+    metadata = attention_metadata(pool, tables, [count for count, _ in batch], contexts, (None, window))
+    output = paged_attention(torch.cat(queries), pool[:, 1], metadata, 0.3, window, softcap)
+    expected = [
+        plain_attention(q.double(), k.double(), v.double(), 0.3, window, softcap)
+        for q, k, v in zip(queries, keys, values, strict=True)
+    ]
+    torch.testing.assert_close(output.double(), torch.cat(expected), rtol=1e-5, atol=1e-5)
+
+
+def test_what_lies_outside_a_window_weighs_exactly_nothing():
+    """A token in a gathered block but before the window changes no bit, however large it is."""
+    torch.manual_seed(0)
+    batch, window = [(1, 30), (4, 30), (30, 30)], 6
+    contexts = [context for _, context in batch]
+    pool, tables, _, _ = filled_pool(contexts, 2, 16, 8, torch.float32, 0, torch.nan)
+    query = torch.randn(sum(count for count, _ in batch), 4, 8)
+    metadata = attention_metadata(pool, tables, [count for count, _ in batch], contexts, (window,))
+    before = paged_attention(query, pool[:, 0], metadata, 0.3, window)
+    pool[tables[0][1], :, :, :, :8] = 1e30  # positions 16 to 23, of which the window leaves 24 to 29
+    pool[tables[1][1], :, :, :, :5] = 1e30  # four queries from 26 on see 21 to 29
+    after = paged_attention(query, pool[:, 0], metadata, 0.3, window)
+    assert torch.equal(before, after)
+
+
+def test_a_window_that_the_metadata_does_not_know_is_refused():
+    pool = torch.zeros(2, 1, 2, 1, 4, 8)
+    metadata = attention_metadata(pool, [[0]], [1], [3], (5,))
+    with pytest.raises(ValueError, match=r"window: needs one of \[5\], is None"):
+        paged_attention(torch.zeros(1, 1, 8), pool[:, 0], metadata, 1.0)
+    with pytest.raises(ValueError, match="windows: need"):
+        attention_metadata(pool, [[0]], [1], [3], (0,))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
