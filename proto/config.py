@@ -63,6 +63,22 @@ class WorkersConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeculationConfig:
+    """Speculative decoding in the workers. It changes how fast tokens come, never which."""
+
+    mode: str = "off"
+    """`off`, `ngram` (what followed the same tokens earlier) or `draft` (a smaller model guesses)."""
+    max_drafts: int = 4
+    """Most tokens guessed ahead; each worker tries fewer, or none, where that is faster."""
+    draft_model: str = ""
+    """For `draft`: path of a model with the served model's vocabulary."""
+    ngram_min: int = 2
+    """For `ngram`: fewest tokens that must have stood there before."""
+    ngram_max: int = 4
+    """For `ngram`: most tokens that are looked for; the longest match counts."""
+
+
+@dataclass(frozen=True, slots=True)
 class RouterConfig:
     """The front door."""
 
@@ -116,6 +132,7 @@ class ClusterConfig:
     """Cluster-wide salt of every block hash."""
     model: ModelConfig = field(default_factory=ModelConfig)
     workers: WorkersConfig = field(default_factory=WorkersConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
     redis: RedisConfig = field(default_factory=RedisConfig)
 
@@ -123,6 +140,7 @@ class ClusterConfig:
 _CHOICES = {
     "model.dtype": ("auto", "float32", "bfloat16", "float16"),
     "workers.device": ("auto", "cpu", "cuda"),
+    "speculation.mode": ("off", "ngram", "draft"),
 }
 _LIMITS: dict[str, tuple[float, float]] = {
     "model.max_context": (0, 10_000_000),
@@ -135,6 +153,9 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "workers.max_running": (1, 4096),
     "workers.max_waiting": (0, 1_000_000),
     "workers.start_timeout_s": (1, 86_400),
+    "speculation.max_drafts": (1, 64),
+    "speculation.ngram_min": (1, 64),
+    "speculation.ngram_max": (1, 64),
     "router.grpc_port": (0, 65_535),
     "router.http_port": (0, 65_535),
     "router.max_concurrent_requests": (1, 1_000_000),
@@ -253,6 +274,7 @@ def _check(config: ClusterConfig) -> None:
             f"workers.pool_tokens: must hold at least 2 blocks of {workers.block_size} tokens, "
             f"is {workers.pool_tokens}"
         )
+    _check_speculation(config.speculation)
     if workers.host in ("0.0.0.0", "::", ""):
         raise ConfigError(
             f"workers.host: {workers.host!r} is no address that a router can reach; "
@@ -267,3 +289,13 @@ def _check(config: ClusterConfig) -> None:
         raise ConfigError(
             f"router.host: {config.router.host!r} is beyond loopback; router.allow_remote: true allows it"
         )
+
+
+def _check_speculation(speculation: SpeculationConfig) -> None:
+    if speculation.ngram_min > speculation.ngram_max:
+        raise ConfigError(
+            f"speculation.ngram_max: must be at least speculation.ngram_min ({speculation.ngram_min}), "
+            f"is {speculation.ngram_max}"
+        )
+    if speculation.mode == "draft" and not speculation.draft_model:
+        raise ConfigError("speculation.draft_model: speculation.mode is 'draft', so it must name a model")

@@ -103,6 +103,10 @@ class LoadReport:
     preemptions: int = 0
     accounting_errors: int = 0
     """Times the pool had live blocks while nothing ran: a fault of ours, never of a request."""
+    drafted_tokens: int = 0
+    """Drafts that were verified since the worker's process began."""
+    accepted_tokens: int = 0
+    """Of those, the ones that were right."""
     index_lag_batches: int = 0
     """Event batches not yet accepted by Redis."""
 

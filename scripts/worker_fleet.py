@@ -76,6 +76,7 @@ class Fleet:
             heartbeat_s=config.redis.heartbeat_s,
             redis_timeout_s=config.redis.timeout_s,
             cluster_token=self.cluster_token,
+            speculation=config.speculation,
         )
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from dataclasses import dataclass
+from collections.abc import Container
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -21,7 +22,7 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _STRING, _ARRAY = 8, 9
 _MAX_DIMENSIONS = 4
 _MAX_KEPT_ARRAY = 4096
-"""Longer arrays (vocabularies) and arrays of strings are skipped: nothing here needs them."""
+"""Longer arrays are skipped, and so are arrays of strings that nobody asked for by name."""
 _DEFAULT_ALIGNMENT = 32
 
 MetadataValue = int | float | bool | str | tuple[int | float | bool, ...]
@@ -48,13 +49,17 @@ class GgufFile:
     path: Path
     metadata: dict[str, MetadataValue]
     tensors: tuple[GgufTensor, ...]
+    strings: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """The arrays of strings that were asked for, as far as the file has them."""
 
 
-def read_gguf(path: Path) -> GgufFile:
-    """Read the header. Raises ModelError when the file is missing, damaged, truncated or of another kind."""
+def read_gguf(path: Path, strings: Container[str] = ()) -> GgufFile:
+    """Read the header, and those arrays of strings whose keys are in `strings`.
+
+    Raises ModelError when the file is missing, damaged, truncated or of another kind."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Reader(path, data).read()
+            return _Reader(path, data, strings).read()
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: cannot be read as GGUF: {error}") from error
 
@@ -62,9 +67,11 @@ def read_gguf(path: Path) -> GgufFile:
 class _Reader:
     """A cursor over the mapped file; whatever lies outside the file is a ModelError."""
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
+    def __init__(self, path: Path, data: mmap.mmap, strings: Container[str]) -> None:
         self._path = path
         self._data = data
+        self._wanted = strings
+        self._strings: dict[str, tuple[str, ...]] = {}
         self._offset = 0
 
     def read(self) -> GgufFile:
@@ -91,7 +98,7 @@ class _Reader:
         tensors = tuple(self._locate(start, *header) for header in headers)
         if len({tensor.name for tensor in tensors}) != len(tensors):
             raise self._damaged("two tensors have the same name")
-        return GgufFile(self._path, metadata, tensors)
+        return GgufFile(self._path, metadata, tensors, self._strings)
 
     def _damaged(self, what: str) -> ModelError:
         return ModelError(f"{self._path}: damaged or truncated: {what}")
@@ -121,6 +128,9 @@ class _Reader:
 
     def _array(self, key: str) -> tuple[int | float | bool, ...] | None:
         kind, count = int(self._scalar("I")), int(self._scalar("Q"))
+        if kind == _STRING and key in self._wanted:
+            self._strings[key] = tuple(self._string(key) for _ in range(count))
+            return None
         if kind == _STRING:
             for _ in range(count):
                 self._take(int(self._scalar("Q")), key)

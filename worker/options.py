@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kvhive.proto.config import SpeculationConfig
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
@@ -29,3 +31,4 @@ class WorkerOptions:
     lease_s: float = 5.0
     heartbeat_s: float = 0.5
     redis_timeout_s: float = 2.0
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)

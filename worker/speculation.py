@@ -1,0 +1,39 @@
+"""The drafter that the configuration asks for."""
+
+from __future__ import annotations
+
+from kvhive.proto.errors import ModelError
+from kvhive.worker.draft_model import DraftModel
+from kvhive.worker.drafter import Drafter
+from kvhive.worker.model_path import resolve_model
+from kvhive.worker.model_runner import ModelShape
+from kvhive.worker.ngram_drafter import NgramDrafter
+from kvhive.worker.options import WorkerOptions
+from kvhive.worker.torch_runner import TorchModelRunner
+from kvhive.worker.vocabulary import check_same_vocabulary
+
+
+def make_drafter(options: WorkerOptions, target: ModelShape) -> Drafter | None:
+    """Return what drafts for a model of this shape; None when speculation is off.
+
+    Raises ModelError when the draft model cannot be loaded or has another vocabulary.
+    """
+    speculation = options.speculation
+    if speculation.mode == "ngram":
+        return NgramDrafter(speculation.ngram_min, speculation.ngram_max)
+    if speculation.mode != "draft":
+        return None
+    path, num_blocks = resolve_model(speculation.draft_model), options.pool_tokens // options.block_size
+    check_same_vocabulary(resolve_model(options.model_path), path)
+    runner = TorchModelRunner(
+        model_path=path,
+        dtype=options.dtype,
+        device=options.device,
+        num_blocks=num_blocks,
+        block_size=options.block_size,
+        max_context=options.max_context,
+    )
+    try:
+        return DraftModel(runner, target, num_blocks, options.block_size, options.max_step_tokens)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
