@@ -1,10 +1,16 @@
-"""Counter-based random numbers: the noise of a token is a function of (seed, position, token id) alone.
+"""Counter-based random numbers: the noise of a token is a function of (seed, choice, position, id) alone.
 
-No generator state exists, so a preempted, migrated or re-batched request draws the same numbers. Source:
-Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Philox4x32-10, Random123).
+No generator state exists, so a preempted, migrated, speculated or re-batched request draws the same numbers.
+Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Philox4x32-10, Random123).
+
+key = seed (64-bit), counter = (token_id >> 2, position, choice, 0), word = token_id & 3,
+u = ((word >> 9) + 0.5) * 2⁻²³, which is never 0 or 1, noise = -log(-log u).
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -16,50 +22,86 @@ _ROUNDS = 10
 _MASK = 0xFFFFFFFF
 _WORDS = 4
 
+GUMBEL_RANGE = 19.46
+"""More than the largest noise less the smallest: a token this far below another one never beats it."""
 
-def philox4x32(counter: torch.Tensor, key: int) -> torch.Tensor:
-    """Return Philox4x32-10 of each counter under a 64-bit key.
 
-    counter: [..., 4] int64 holding 32-bit words. Returns the same shape and kind.
-    Raises ValueError when the key is not 64-bit or the counter is not int64 in fours.
+class NoiseStream(NamedTuple):
+    """What the noise of one row is drawn from."""
+
+    seed: int
+    """64-bit."""
+    choice: int
+    """32-bit; which of a request's answers this is."""
+    position: int
+    """32-bit; index in its sequence of the token to choose."""
+
+
+def philox4x32(
+    counter: Sequence[torch.Tensor], key: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the four words of Philox4x32-10 of each counter under its key.
+
+    counter: four int64 tensors that hold 32-bit words and broadcast with each other and with the key
+    key: low and high word, likewise
 
     Products of two words may wrap int64; their bits are the right ones, and the masks keep just those.
     """
-    if not 0 <= key < 1 << 64:
-        raise ValueError(f"key: needs 64 bits, is {key}")
-    if counter.dtype != torch.int64 or counter.shape[-1:] != (_WORDS,):
-        raise ValueError(f"counter: needs [..., 4] int64, is {tuple(counter.shape)} {counter.dtype}")
-    low, high = key & _MASK, key >> 32
-    c0, c1, c2, c3 = counter.unbind(-1)
+    c0, c1, c2, c3 = counter
+    low, high = key
     for _ in range(_ROUNDS):
         product_0, product_1 = c0 * _MULTIPLIER_0, c2 * _MULTIPLIER_1
         c0, c1, c2, c3 = (
-            ((product_1 >> 32) & _MASK) ^ c1 ^ low,
-            product_1 & _MASK,
-            ((product_0 >> 32) & _MASK) ^ c3 ^ high,
-            product_0 & _MASK,
+            (product_1 >> 32).bitwise_and_(_MASK) ^ (c1 ^ low),
+            product_1.bitwise_and_(_MASK),
+            (product_0 >> 32).bitwise_and_(_MASK) ^ (c3 ^ high),
+            product_0.bitwise_and_(_MASK),
         )
         low, high = (low + _WEYL_0) & _MASK, (high + _WEYL_1) & _MASK
-    return torch.stack((c0, c1, c2, c3), dim=-1)
+    return c0, c1, c2, c3
 
 
-def gumbel_noise(token_ids: torch.Tensor, seed: int, position: int) -> torch.Tensor:
-    """Return standard Gumbel noise for each token id at one position: [n] float64.
+def gumbel_noise(vocab_size: int, streams: Sequence[NoiseStream], device: torch.device) -> torch.Tensor:
+    """Return standard Gumbel noise for every token: [len(streams), vocab_size] float64.
 
-    token_ids: [n] int64, ascending
-
-    key = seed (64-bit), counter = (token_id >> 2, position, 0, 0), word = token_id & 3,
-    u = ((word >> 9) + 0.5) * 2⁻²³, which is never 0 or 1, noise = -log(-log u). A token's noise does not
-    depend on which others are asked for.
-    Raises ValueError when the seed does not fit 64 bits or the position 32.
+    Raises ValueError when a part of a stream does not fit its bits.
     """
-    if not 0 <= position <= _MASK:
-        raise ValueError(f"position: needs 32 bits, is {position}")
+    low, high, choice, position = (part[:, None] for part in _parts(streams, device))
+    blocks = torch.arange(-(-vocab_size // _WORDS), device=device)[None]
     # Four neighbours share a counter, which is computed once.
-    blocks, block_of_token = torch.unique_consecutive(token_ids >> 2, return_inverse=True)
-    counter = blocks.new_zeros(blocks.shape[0], _WORDS)
-    counter[:, 0] = blocks
-    counter[:, 1] = position
-    words = philox4x32(counter, seed)[block_of_token, token_ids & 3]
-    uniform = ((words >> 9).double() + 0.5) * 2.0**-23
-    return -torch.log(-torch.log(uniform))
+    words = torch.stack(philox4x32((blocks, position, choice, torch.zeros_like(blocks)), (low, high)), dim=-1)
+    return _gumbel(words.flatten(1)[:, :vocab_size])
+
+
+def gumbel_noise_at(
+    token_ids: torch.Tensor, stream_of: torch.Tensor, streams: Sequence[NoiseStream]
+) -> torch.Tensor:
+    """Return the noise of some tokens, the same as `gumbel_noise` has for them: [n] float64.
+
+    token_ids: [n] int64
+    stream_of: [n] int64, indices of `streams`
+
+    Raises ValueError when a part of a stream does not fit its bits.
+    """
+    low, high, choice, position = (part[stream_of] for part in _parts(streams, token_ids.device))
+    counter = (token_ids >> 2, position, choice, torch.zeros_like(token_ids))
+    words = torch.stack(philox4x32(counter, (low, high)))
+    return _gumbel(words.gather(0, (token_ids & 3)[None])[0])
+
+
+def _parts(streams: Sequence[NoiseStream], device: torch.device) -> torch.Tensor:
+    """Low and high word of the seed, choice and position: [4, len(streams)] int64."""
+    for seed, choice, position in streams:
+        if not 0 <= seed < 1 << 64:
+            raise ValueError(f"seed: needs 64 bits, is {seed}")
+        if not 0 <= choice <= _MASK:
+            raise ValueError(f"choice: needs 32 bits, is {choice}")
+        if not 0 <= position <= _MASK:
+            raise ValueError(f"position: needs 32 bits, is {position}")
+    parts = [(seed & _MASK, seed >> 32, choice, position) for seed, choice, position in streams]
+    return torch.tensor(parts, dtype=torch.int64, device=device).reshape(-1, 4).T
+
+
+def _gumbel(words: torch.Tensor) -> torch.Tensor:
+    uniform = (words >> 9).double().add_(0.5).mul_(2.0**-23)
+    return uniform.log_().neg_().log_().neg_()

@@ -1,29 +1,29 @@
 """Choose the next token of each row, independently of the other rows.
 
-Each filter is a threshold on the logits, so all of them together are one comparison, and tokens that tie
-at the edge are kept alike. The choice itself is Gumbel-max: argmax(logits / temperature + noise) over the
-kept tokens is a draw from their softmax.
+In this order: bias, penalties and forbidden tokens change the logits (penalties.py); temperature divides
+them; filters keep a part of them (token_filters.py). The choice itself is Gumbel-max: argmax(logits /
+temperature + noise) over the kept tokens is a draw from their softmax. So a row's token is a function of its
+logits, options, history and (seed, choice, position), and of nothing else.
+
+One thread at a vocabulary of 49,152, per row in a batch: greedy COST_GREEDY, ...
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from kvhive.kernels.philox import gumbel_noise
+from kvhive.kernels.penalties import PenaltyRow, apply_penalties
+from kvhive.kernels.philox import GUMBEL_RANGE, NoiseStream, gumbel_noise, gumbel_noise_at
+from kvhive.kernels.token_filters import TokenFilters, filter_tokens
 
-_PROBE = 256
-"""Candidates first looked at for top-p; a nucleus is rarely wider, and a full sort costs 40 times more."""
+_SLICE = 1 << 20
+"""Logits that are sampled together: 8 MiB of float64 and a few times that in passing."""
 
-
-class NonFiniteLogits(ArithmeticError):
-    """A row of logits holds NaN or +Inf, or nothing but -Inf: there is no token to choose."""
-
-    def __init__(self, rows: Sequence[int]) -> None:
-        super().__init__(f"logits of row(s) {list(rows)} are not finite")
-        self.rows = tuple(rows)
+_SPARSE = 8
+"""Noise is drawn token by token where fewer than one in so many is kept; else four neighbours share it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,87 +32,71 @@ class SamplingRow:
 
     temperature: float = 0.0
     """0 is greedy; ties go to the lowest token id."""
-    top_k: int = 0
-    """Keep the k largest logits; 0 keeps all."""
-    top_p: float = 1.0
-    """Keep the smallest set of likeliest tokens (after top_k, renormalised) that has this probability."""
-    min_p: float = 0.0
-    """Keep tokens at least this likely relative to the likeliest."""
-    seed: int = 0
-    """64-bit."""
-    position: int = 0
-    """Index in its sequence of the token to choose."""
+    filters: TokenFilters = field(default_factory=TokenFilters)
+    penalties: PenaltyRow | None = None
+    stream: NoiseStream = field(default_factory=lambda: NoiseStream(0, 0, 0))
 
 
-def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-    """Return one token id per row.
+def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int | None]:
+    """Return one token id per row, or None where there is none to choose.
 
-    logits: [len(rows), vocab_size], any float dtype. A single -Inf forbids a token; NaN, +Inf or only -Inf
-    raise NonFiniteLogits. Raises ValueError when shapes do not fit or a parameter is out of range.
-    One device sync for the batch when all rows are greedy, a few more for each sampled row.
+    logits: [len(rows), vocab_size], any float dtype, not changed. A single -Inf forbids a token. NaN, +Inf
+    or nothing but -Inf gives None, and the other rows do not suffer.
+
+    Raises ValueError when shapes do not fit or a parameter is out of range. One device sync for the batch
+    when all rows are greedy without penalties, a few more for each slice of other rows.
     """
     if logits.dim() != 2 or logits.shape[0] != len(rows):
         raise ValueError(f"logits: needs [{len(rows)}, vocab_size], is {tuple(logits.shape)}")
+    for row in rows:
+        if not 0 <= row.temperature < float("inf"):
+            raise ValueError(f"temperature: needs a finite number >= 0, is {row.temperature}")
     if not rows:
         return []
-    for row in rows:
-        _check(row)
-    largest, greedy = logits.max(dim=-1).values, logits.argmax(dim=-1)
-    report: list[list[float]] = torch.stack((torch.isfinite(largest).double(), greedy.double())).tolist()
-    finite, tokens = report
-    bad = [index for index, ok in enumerate(finite) if not ok]
-    if bad:
-        raise NonFiniteLogits(bad)
-    return [
-        int(tokens[index]) if row.temperature == 0 else _draw(logits[index], row)
-        for index, row in enumerate(rows)
+    tokens = _settle(logits.max(dim=-1).values, logits.argmax(dim=-1))
+    rest = [
+        i for i, row in enumerate(rows) if tokens[i] is not None and (row.temperature > 0 or row.penalties)
     ]
+    size = max(1, _SLICE // logits.shape[1])
+    for start in range(0, len(rest), size):
+        part = rest[start : start + size]
+        for i, token in zip(part, _sample_slice(logits[part], [rows[i] for i in part]), strict=True):
+            tokens[i] = token
+    return tokens
 
 
-def _check(row: SamplingRow) -> None:
-    if not 0 <= row.temperature < float("inf"):
-        raise ValueError(f"temperature: needs a finite number >= 0, is {row.temperature}")
-    if row.top_k < 0:
-        raise ValueError(f"top_k: needs >= 0, is {row.top_k}")
-    if not 0 < row.top_p <= 1:
-        raise ValueError(f"top_p: needs 0 < top_p <= 1, is {row.top_p}")
-    if not 0 <= row.min_p <= 1:
-        raise ValueError(f"min_p: needs 0 <= min_p <= 1, is {row.min_p}")
+def _sample_slice(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int | None]:
+    """Sample rows whose logits are finite; a row may still lose its last token to what is forbidden."""
+    scores = logits.double()
+    apply_penalties(scores, [row.penalties for row in rows])
+    largest, tokens = scores.max(dim=-1).values, scores.argmax(dim=-1)
+    if warm := [i for i, row in enumerate(rows) if row.temperature > 0]:
+        drawn = [rows[i] for i in warm]
+        # Relative to the largest, so that no temperature, however small, can overflow to Inf - Inf.
+        scores.sub_(largest[:, None])
+        part = scores if len(warm) == len(rows) else scores[warm]
+        part.div_(torch.tensor([row.temperature for row in drawn], dtype=part.dtype).to(part.device)[:, None])
+        filter_tokens(part, [row.filters for row in drawn])
+        tokens[warm] = _draw(part, [row.stream for row in drawn])
+    return _settle(largest, tokens)
 
 
-def _draw(logits: torch.Tensor, row: SamplingRow) -> int:
-    wide = logits.double()
-    # Relative to the largest, so that no temperature, however small, can overflow to Inf - Inf.
-    scores = (wide - wide.max()) / row.temperature
-    kept = torch.nonzero(scores >= _threshold(scores, row)).flatten()
-    noisy = scores[kept] + gumbel_noise(kept, row.seed, row.position)
-    return int(kept[noisy.argmax()])
+def _draw(scores: torch.Tensor, streams: Sequence[NoiseStream]) -> torch.Tensor:
+    """Return one token per row: [rows] int64. Only tokens that can win are given their noise."""
+    least = scores.max(dim=-1, keepdim=True).values - GUMBEL_RANGE
+    row_of, kept = torch.nonzero(scores >= least, as_tuple=True)
+    if kept.shape[0] * _SPARSE > scores.numel():
+        return gumbel_noise(scores.shape[1], streams, scores.device).add_(scores).argmax(dim=-1)
+    noisy = gumbel_noise_at(kept, row_of, streams).add_(scores[row_of, kept])
+    # Kept tokens of a row lie together, ascending; side by side, an argmax finds each row's first winner.
+    counts = torch.bincount(row_of, minlength=len(streams))
+    first = counts.cumsum(0) - counts
+    table = noisy.new_full((len(streams), int(counts.max())), -torch.inf)
+    table[row_of, torch.arange(kept.shape[0], device=kept.device) - first[row_of]] = noisy
+    return kept[first + table.argmax(dim=-1)]
 
 
-def _threshold(scores: torch.Tensor, row: SamplingRow) -> torch.Tensor:
-    """Return the least score that every filter keeps; the largest score (0) is always kept."""
-    threshold = torch.full_like(scores[0], -torch.inf)
-    if 0 < row.top_k < scores.shape[0]:
-        threshold = torch.topk(scores, row.top_k).values[-1]
-    if row.top_p < 1:
-        threshold = _nucleus(scores.masked_fill(scores < threshold, -torch.inf), row.top_p)
-    if row.min_p > 0:
-        threshold = torch.maximum(
-            threshold, torch.tensor(row.min_p, dtype=torch.float64).log().to(scores.device)
-        )
-    # -Inf scores are forbidden tokens, even where nothing is filtered.
-    return torch.clamp(threshold, min=torch.finfo(torch.float64).min)
-
-
-def _nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Return the score of the last token that is needed to reach top_p."""
-    total = torch.logsumexp(scores, 0)
-    width = min(_PROBE, scores.shape[0])
-    while True:
-        values = torch.topk(scores, width).values
-        mass = (values - total).exp().cumsum(0)
-        if width == scores.shape[0] or bool(mass[-1] >= top_p):
-            break
-        width = min(width * 8, scores.shape[0])
-    needed = int((mass < top_p).sum())
-    return values[min(needed, width - 1)]
+def _settle(largest: torch.Tensor, tokens: torch.Tensor) -> list[int | None]:
+    """Bring tokens to the host in one transfer; None where the row's largest logit is not finite."""
+    report: list[list[float]] = torch.stack((torch.isfinite(largest).double(), tokens.double())).tolist()
+    return [int(token) if ok else None for ok, token in zip(*report, strict=True)]

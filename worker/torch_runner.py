@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as ReadOnly
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 
 import torch
 
 from kvhive.kernels.attention_metadata import attention_metadata
-from kvhive.kernels.sampling import NonFiniteLogits, SamplingRow, sample
 from kvhive.proto.errors import ModelError
 from kvhive.worker.forward_batch import ForwardBatch
 from kvhive.worker.kv_cache import allocate_pool
 from kvhive.worker.model_config import DTYPES, read_model_config, resolve_dtype
 from kvhive.worker.model_loader import load_model
 from kvhive.worker.model_runner import Chunk, ChunkResult, ModelShape
+from kvhive.worker.sampler import counts_history, logit_offsets, read_results
 
 
 class TorchModelRunner:
@@ -92,27 +92,34 @@ class TorchModelRunner:
         self._check(chunks)
         with torch.inference_mode():
             batch = self._batch(chunks)
-            logits = self._model.forward(batch, self._pool)
-            sampled = iter(_sample(logits, [row for chunk in chunks if (row := _sampling_row(chunk))]))
-        return [ChunkResult() if chunk.sampling is None else next(sampled) for chunk in chunks]
+            return read_results(self._model.forward(batch, self._pool), chunks)
 
     def _check(self, chunks: ReadOnly[Chunk]) -> None:
         for index, chunk in enumerate(chunks):
             end = chunk.start + len(chunk.token_ids)
             if chunk.start < 0 or not chunk.token_ids:
                 raise ValueError(f"chunk {index}: {len(chunk.token_ids)} tokens at {chunk.start}")
-            if end > self._shape.max_context:
+            if end + len(chunk.drafts) > self._shape.max_context:
                 raise ValueError(
-                    f"chunk {index}: ends at {end}, beyond max_context {self._shape.max_context}"
+                    f"chunk {index}: ends at {end + len(chunk.drafts)}, beyond max_context"
+                    f" {self._shape.max_context}"
                 )
-            if min(chunk.token_ids) < 0 or max(chunk.token_ids) >= self._shape.vocab_size:
+            following = () if chunk.next_prompt_token is None else (chunk.next_prompt_token,)
+            tokens = (*chunk.token_ids, *chunk.drafts, *following)
+            if min(tokens) < 0 or max(tokens) >= self._shape.vocab_size:
                 raise ValueError(
                     f"chunk {index}: a token is outside the vocabulary of {self._shape.vocab_size}"
                 )
+            if chunk.drafts and chunk.sampling is None:
+                raise ValueError(f"chunk {index}: drafts can be verified only where a token is sampled")
+            if chunk.sampling and counts_history(chunk.sampling) and len(chunk.history) != end:
+                raise ValueError(
+                    f"chunk {index}: penalties need {end} tokens of history, has {len(chunk.history)}"
+                )
 
     def _batch(self, chunks: ReadOnly[Chunk]) -> ForwardBatch:
-        """Lay the chunks end to end."""
-        lengths = [len(chunk.token_ids) for chunk in chunks]
+        """Lay the chunks, each with its drafts, end to end."""
+        lengths = [len(chunk.token_ids) + len(chunk.drafts) for chunk in chunks]
         ends = [chunk.start + length for chunk, length in zip(chunks, lengths, strict=True)]
         tables = [chunk.block_table for chunk in chunks]
         attention = attention_metadata(self._pool, tables, lengths, ends)
@@ -121,30 +128,22 @@ class TorchModelRunner:
             torch.tensor(table)[own // self._block_size] * self._block_size + own % self._block_size
             for table, own in zip(tables, positions, strict=True)
         ]
-        last = torch.tensor(lengths).cumsum(0) - 1
-        sampling = torch.tensor([chunk.sampling is not None for chunk in chunks])
-        tokens = torch.tensor(list(chain.from_iterable(chunk.token_ids for chunk in chunks)))
+        firsts = accumulate(lengths[:-1], initial=0)
+        rows = [
+            first + offset
+            for first, chunk in zip(firsts, chunks, strict=True)
+            for offset in logit_offsets(chunk)
+        ]
+        tokens = torch.tensor(
+            list(chain.from_iterable((*chunk.token_ids, *chunk.drafts) for chunk in chunks))
+        )
         return ForwardBatch(
             token_ids=tokens.to(self._device),
             positions=torch.cat(positions).to(self._device),
             slot_mapping=torch.cat(slots).to(self._device),
             attention=attention,
-            logit_rows=last[sampling].to(self._device),
+            logit_rows=torch.tensor(rows, dtype=torch.int64).to(self._device),
         )
-
-
-def _sample(logits: torch.Tensor, rows: list[SamplingRow]) -> list[ChunkResult]:
-    """Sample every row; those that are not finite have failed, and the others do not suffer."""
-    try:
-        return [ChunkResult(tokens=(token,)) for token in sample(logits, rows)]
-    except NonFiniteLogits as error:
-        bad = set(error.rows)
-    good = [index for index in range(len(rows)) if index not in bad]
-    tokens = dict(zip(good, sample(logits[good], [rows[index] for index in good]), strict=True))
-    return [
-        ChunkResult(failed=True) if index in bad else ChunkResult(tokens=(tokens[index],))
-        for index in range(len(rows))
-    ]
 
 
 def _device(name: str) -> torch.device:
@@ -155,18 +154,3 @@ def _device(name: str) -> torch.device:
     if not torch.cuda.is_available():
         raise ModelError(f"device {name!r} was asked for, but torch {torch.__version__} sees no CUDA device")
     return torch.device(name if ":" in name else f"{name}:{torch.cuda.current_device()}")
-
-
-def _sampling_row(chunk: Chunk) -> SamplingRow | None:
-    """Return how the token after a chunk is sampled, or None where none is."""
-    params = chunk.sampling
-    if params is None:
-        return None
-    return SamplingRow(
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        seed=params.seed,
-        position=chunk.start + len(chunk.token_ids),
-    )
