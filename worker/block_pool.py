@@ -6,7 +6,8 @@ Every block is in exactly one of three states, so that `free + cached + live = t
     cached   ref_count = 0, registered under a hash: can be hit, can be evicted
     free     ref_count = 0, no hash: nothing worth keeping in it
 
-Allocation takes free blocks first, then evicts the least recently released cached block.
+Allocation takes free blocks first, then evicts the least recently released cached block. Cached blocks
+under a lease (pins.py) stand aside until it ends, and then join the others as if released at that moment.
 
 The cache is prefix-closed, a block never leaves while a cached child of it exists, and that needs no
 bookkeeping at all: whoever holds a child holds its parent too, and releases the child first. So in the
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 
 from kvhive.proto.block_hash import BlockHash, block_key
 from kvhive.proto.kv_events import KvEvent, RemovalCause
+from kvhive.worker.pins import Lease, Leases, PinBudget
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +33,13 @@ class Block:
     block_hash: BlockHash | None = None
     released_at: float = 0.0
     """When the last user let go, in seconds of the caller's clock; meaningful while cached."""
+    lease: Lease | None = None
+    """What keeps it from being evicted. Only registered blocks have one."""
+
+    @property
+    def evictable(self) -> bool:
+        """Whether allocate() may hand it out, given that it is registered."""
+        return self.ref_count == 0 and self.lease is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +50,19 @@ class PoolUsage:
     live: int
     cached: int
     free: int
+    pinned: int = 0
+    """Of the cached ones, those that cannot be evicted before their leases end."""
 
 
 class BlockPool:
     """Fixed blocks, a free queue, an LRU queue of cached blocks, and a hash map. O(1) per block."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, pin_budget: PinBudget | None = None) -> None:
         self.blocks = [Block(i) for i in range(num_blocks)]
         self._free: deque[Block] = deque(self.blocks)
         self._cached: OrderedDict[int, Block] = OrderedDict()  # least recently released first
+        self._pinned: dict[int, Block] = {}  # cached too, but under a lease
+        self.leases = Leases(num_blocks, pin_budget or PinBudget())
         self._by_hash: dict[BlockHash, Block] = {}
         self._events: list[KvEvent] = []
 
@@ -60,8 +73,9 @@ class BlockPool:
 
     def usage(self) -> PoolUsage:
         """Return the accounting."""
-        total, free, cached = len(self.blocks), len(self._free), len(self._cached)
-        return PoolUsage(total=total, live=total - free - cached, cached=cached, free=free)
+        total, free, pinned = len(self.blocks), len(self._free), len(self._pinned)
+        cached = len(self._cached) + pinned
+        return PoolUsage(total, live=total - free - cached, cached=cached, free=free, pinned=pinned)
 
     @property
     def victim_used_at(self) -> float | None:
@@ -92,20 +106,49 @@ class BlockPool:
     def acquire(self, block: Block) -> None:
         """Add a user to a registered block."""
         if block.ref_count == 0:
-            del self._cached[block.block_id]
+            if block.lease is None:
+                del self._cached[block.block_id]
+            else:
+                del self._pinned[block.block_id]
+                block.lease.idle = False
         block.ref_count += 1
 
     def release(self, block: Block, now: float) -> None:
         """Remove a user. Release the blocks of a chain last block first: eviction relies on that order."""
         assert block.ref_count > 0, f"block {block.block_id} released more often than acquired"
         block.ref_count -= 1
-        if block.ref_count:
+        idle = block.ref_count == 0
+        leased = block.lease is not None and self.leases.released(block.lease, now, idle)
+        if not idle:
             return
         if block.block_hash is None:
             self._free.append(block)
+            return
+        block.released_at = now
+        if leased:
+            self._pinned[block.block_id] = block
         else:
-            block.released_at = now
+            block.lease = None
             self._cached[block.block_id] = block
+
+    def pin(self, block: Block, depth: int, tenant: str, ttl_s: float, now: float) -> bool:
+        """Keep a live registered block for `ttl_s` seconds after its last use; False when refused.
+
+        `depth` is its place in its chain. Pin a chain from its first block on, and stop at a refusal.
+        """
+        assert block.ref_count > 0, f"block {block.block_id} pinned while nobody holds it"
+        assert block.block_hash is not None, f"block {block.block_id} pinned without a hash"
+        asked = Lease(block.block_id, depth, tenant, ttl_s, now + ttl_s)
+        granted = self.leases.grant(block.lease, asked)
+        block.lease = granted or block.lease
+        return granted is not None
+
+    def expire(self, now: float) -> None:
+        """Let the blocks whose leases have ended be evicted. O(log n) per ended lease, else O(1)."""
+        for block_id in self.leases.due(now):
+            block = self._pinned.pop(block_id)
+            block.lease = None
+            self._cached[block_id] = block
 
     def register(self, block: Block, block_hash: BlockHash) -> Block:
         """Make a live block, whose KV is now written, findable under its hash.
@@ -122,9 +165,15 @@ class BlockPool:
         return holder
 
     def clear(self) -> int:
-        """Forget every cached block (live ones stay); return how many."""
-        cleared = list(self._cached.values())
+        """Forget every cached block, pinned ones too (live ones stay); return how many."""
+        for block in self._pinned.values():
+            assert block.lease is not None, f"pinned block {block.block_id} has no lease"
+            self.leases.end(block.lease)
+            block.lease = None
+        self.leases.forget_ended()
+        cleared = [*self._cached.values(), *self._pinned.values()]
         self._cached.clear()
+        self._pinned.clear()
         for block in cleared:
             self._unregister(block, RemovalCause.CLEARED)
             self._free.append(block)

@@ -22,6 +22,9 @@ from kvhive.worker.step_time import StepTimeModel
 
 log = logging.getLogger(__name__)
 
+LEASE_POLL_S = 0.05
+"""How often to look again while all that waits is waiting for the lease of a pin to end."""
+
 
 @dataclass(frozen=True, slots=True)
 class Output:
@@ -33,6 +36,10 @@ class Output:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     cached_tokens: int = 0
     written_tokens: int = 0
+    pinned_tokens: int = 0
+    drafted: int = 0
+    """Drafts verified for it so far; of those, `accepted` became output."""
+    accepted: int = 0
     finish: FinishReason | None = None
     error: KvhiveError | None = None
 
@@ -139,6 +146,8 @@ class Engine:
 
     def _wait_for_work(self) -> bool:
         with self._wake:
+            if not self._stopping and not self._inbox and self._scheduler.waits_for_leases:
+                self._wake.wait(LEASE_POLL_S)
             while not self._stopping and not self._inbox and self._scheduler.idle:
                 self._wake.wait()
             return not self._stopping
@@ -164,7 +173,7 @@ class Engine:
     def _timed_run(self, chunks: list[Chunk]) -> list[ChunkResult]:
         started = self._clock()
         results = self._runner.run(chunks)
-        tokens = sum(len(chunk.token_ids) for chunk in chunks)
+        tokens = sum(len(chunk.token_ids) for chunk in chunks) + sum(result.drafted for result in results)
         pairs = sum(len(c.token_ids) * (c.start + (len(c.token_ids) + 1) // 2) for c in chunks)
         self.step_time.observe(tokens, pairs, max(self._clock() - started, 1e-9))
         return results
@@ -182,6 +191,9 @@ class Engine:
                         prompt_logprobs=tuple(item.prompt_logprobs),
                         cached_tokens=seq.cached_tokens or 0,
                         written_tokens=seq.written_tokens,
+                        pinned_tokens=seq.pinned_tokens or 0,
+                        drafted=seq.drafted,
+                        accepted=seq.accepted,
                         finish=seq.finish_reason,
                     )
                 )
@@ -221,4 +233,6 @@ class Engine:
             prefix_hits=scheduler.prefix_hits,
             preemptions=scheduler.preemptions,
             accounting_errors=self._leaks,
+            drafted_tokens=scheduler.drafted,
+            accepted_tokens=scheduler.accepted,
         )

@@ -15,8 +15,8 @@ class KvCacheManager:
     def __init__(self, pool: BlockPool, block_size: int, root: BlockHash, clock: Callable[[], float]) -> None:
         self.pool = pool
         self.block_size = block_size
+        self.clock = clock
         self._root = root
-        self._clock = clock
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
@@ -26,8 +26,10 @@ class KvCacheManager:
         """Return the registered blocks of the longest cached prefix of a sequence.
 
         At least the last token is left to compute, since its logits are needed: a prompt of exactly n full
-        blocks matches at most n - 1.
+        blocks matches at most n - 1. Nothing matches while the logits of the prompt itself are needed.
         """
+        if seq.wants_prompt_logprobs:
+            return []
         extend_chain(seq.hashes, self._root, seq.tokens, self.block_size, seq.extras)
         matched: list[Block] = []
         for block_hash in seq.hashes[: (len(seq.tokens) - 1) // self.block_size]:
@@ -40,9 +42,17 @@ class KvCacheManager:
     def fits(self, seq: Sequence, num_tokens: int, reserved: int) -> bool:
         """Whether a sequence without blocks could hold `num_tokens` tokens and leave `reserved` blocks."""
         matched = self.match(seq)
-        idle_matched = sum(block.ref_count == 0 for block in matched)
+        evictable_matched = sum(block.evictable for block in matched)
         needed = self.blocks_for(num_tokens) - len(matched)
-        return needed + reserved <= self.pool.available - idle_matched
+        return needed + reserved <= self.pool.available - evictable_matched
+
+    def kept_out_by_pins(self, seq: Sequence, num_tokens: int) -> bool:
+        """Whether a sequence could not hold `num_tokens` tokens even if nothing ran, for idle pins."""
+        room = len(self.pool.blocks) - self.pool.usage().pinned
+        if self.blocks_for(num_tokens) <= room:
+            return False
+        own = sum(block.ref_count == 0 and block.lease is not None for block in self.match(seq))
+        return self.blocks_for(num_tokens) - own > room
 
     def admit(self, seq: Sequence) -> None:
         """Give a sequence without blocks its cached prefix."""
@@ -54,7 +64,8 @@ class KvCacheManager:
         seq.registered = len(matched)
         seq.num_computed = len(matched) * self.block_size
         if seq.cached_tokens is None:  # not a return after preemption: those tokens are not a hit
-            seq.cached_tokens = seq.num_computed
+            # Neither is what another choice of the same request has computed.
+            seq.cached_tokens = seq.num_computed if seq.after is None else 0
 
     def grow(self, seq: Sequence, num_tokens: int) -> bool:
         """Extend the block table by room for `num_tokens` tokens; False when the pool is exhausted."""
@@ -76,20 +87,38 @@ class KvCacheManager:
             holder = self.pool.register(block, seq.hashes[index])
             if holder is not block:
                 self._replace(seq, index, block, holder)
-            elif (index + 1) * self.block_size <= seq.prompt_tokens:
+            elif (index + 1) * self.block_size <= seq.prompt_tokens and seq.after is None:
                 seq.written_tokens += self.block_size
         seq.registered = full
+
+    def pin(self, seq: Sequence) -> None:
+        """Pin what a sequence asks for, as far as the budget goes. Its prompt is computed."""
+        now, kept = self.clock(), 0
+        for index in range(seq.prompt_tokens // self.block_size):
+            end = (index + 1) * self.block_size
+            ttl_s = max((pin.ttl_s for pin in seq.pins if pin.tokens >= end), default=0.0)
+            block = self.pool.blocks[seq.block_table[index]]
+            if ttl_s <= 0 or not self.pool.pin(block, index, seq.tenant, ttl_s, now):
+                break
+            kept = end
+        seq.pinned_tokens = kept
+
+    def trim(self, seq: Sequence) -> None:
+        """Take back the blocks beyond a sequence's tokens, which it got for drafts."""
+        now, kept = self.clock(), self.blocks_for(len(seq.tokens))
+        while len(seq.block_table) > kept:
+            self.pool.release(self.pool.blocks[seq.block_table.pop()], now)
 
     def _replace(self, seq: Sequence, index: int, duplicate: Block, holder: Block) -> None:
         # Two sequences computed the same block: both go on with the first, so one hash is one block, and
         # a sequence that holds a registered block always holds the registered blocks before it.
         self.pool.acquire(holder)
-        self.pool.release(duplicate, self._clock())
+        self.pool.release(duplicate, self.clock())
         seq.block_table[index] = holder.block_id
 
     def release(self, seq: Sequence) -> None:
         """Take all blocks back, last first. What was registered stays cached; the rest is free."""
-        now = self._clock()
+        now = self.clock()
         for block_id in reversed(seq.block_table):
             self.pool.release(self.pool.blocks[block_id], now)
         seq.block_table = []

@@ -2,20 +2,32 @@
 
 There is no prefill phase and no decode phase. Every running sequence has tokens whose KV is not computed
 yet, exactly one of them while it decodes, and each step lets sequences catch up under one token budget:
-first those with one token to go, so that a long prompt delays a decoding neighbour by at most one step of
-`max_step_tokens`; then the rest, first come, first served.
+first those with one token to go; then the prompts, and newcomers after them, in the order of
+waiting_queue.py; and what is left may go to drafts. No more sequences run than the budget has tokens, so a
+decoding sequence is in every step: whatever its neighbours do, its next token waits for one step of at most
+`max_step_tokens`, and the first of the prompts gets at least one token.
+
+When blocks run out, the running sequence of the lowest priority, and of those the latest admitted, starts
+over later. It comes back only when the pool has room until its end, and that room stays reserved; and nobody
+is preempted more than MAX_PREEMPTIONS times. The two together are no contradiction: blocks can only run out
+while somebody runs who was never preempted, since the needs of all others were set aside in full.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as ReadOnly
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvhive.proto.errors import InvalidRequest, Overloaded
+from kvhive.worker.fair_share import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST, FairShare
 from kvhive.worker.kv_cache_manager import KvCacheManager
 from kvhive.worker.model_runner import Chunk, ChunkResult, TokenLogprobs
 from kvhive.worker.sequence import FinishReason, Sequence, SequenceState
+from kvhive.worker.waiting_queue import AGING_S, WaitingQueue, clamped_priority
+
+MAX_PREEMPTIONS = 3
+"""Per sequence: what is computed again is lost, and whoever reads its stream sees it pause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +38,15 @@ class SchedulerLimits:
     max_running: int
     max_waiting: int
 
+    @property
+    def batch(self) -> int:
+        """Sequences that may run at once: each has a token in every step while it decodes."""
+        return min(self.max_running, self.max_step_tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A sequence's share of one step: its next `num_tokens` tokens."""
+    """A sequence's share of one step: its next `num_tokens` tokens, and room for drafts after them."""
 
     seq: Sequence
     num_tokens: int
@@ -40,7 +57,7 @@ class Scheduled:
         seq, sampling = self.seq, self.seq.sampling
         start, end = seq.num_computed, seq.num_computed + self.num_tokens
         last = end == len(seq.tokens)
-        wants_prompt = sampling.prompt_logprobs is not None and start < seq.prompt_tokens
+        wants_prompt = seq.wants_prompt_logprobs and start < seq.prompt_tokens
         return Chunk(
             token_ids=seq.tokens[start:end],
             start=start,
@@ -65,16 +82,30 @@ class Progress:
 
 
 class Scheduler:
-    """Waiting and running sequences of one engine. Not thread-safe: the engine's thread owns it."""
+    """Waiting and running sequences of one engine. Not thread-safe: the engine's thread owns it.
 
-    def __init__(self, manager: KvCacheManager, limits: SchedulerLimits) -> None:
+    drafts_for: how many drafts to try for a sequence that decodes; room and budget may allow fewer
+    """
+
+    def __init__(
+        self,
+        manager: KvCacheManager,
+        limits: SchedulerLimits,
+        drafts_for: Callable[[Sequence], int] = lambda seq: 0,
+    ) -> None:
         self.manager = manager
         self.limits = limits
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
+        self._drafts_for = drafts_for
+        self._shares = FairShare()
+        self.waiting = WaitingQueue(self._shares)
+        self.running: list[Sequence] = []  # in the order of admission
+        self._kept_out: set[str] = set()  # waiting for pins to end
+        self._tickets = 0
         self.preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
+        self.drafted = 0
+        self.accepted = 0
 
     @property
     def idle(self) -> bool:
@@ -82,10 +113,14 @@ class Scheduler:
         return not self.waiting and not self.running
 
     @property
+    def waits_for_leases(self) -> bool:
+        """Whether nothing can run before the lease of a pin ends."""
+        return bool(self._kept_out) and not self.running
+
+    @property
     def queued_prefill_tokens(self) -> int:
         """Tokens of waiting and prefilling sequences whose KV is still to be computed."""
-        prefilling = sum(seq.remaining for seq in self.running if seq.remaining > 1)
-        return prefilling + sum(len(seq.tokens) for seq in self.waiting)
+        return self.waiting.tokens + sum(seq.remaining for seq in self.running if seq.remaining > 1)
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence. Raises InvalidRequest if it can never fit, Overloaded if the queue is full."""
@@ -96,24 +131,32 @@ class Scheduler:
                 f"prompt ({len(seq.tokens)} tokens) and max_tokens ({seq.max_total - len(seq.tokens)}) need "
                 f"{seq.max_total} tokens of KV, the worker's pool holds {capacity}",
             )
-        free_slots = max(0, self.limits.max_running - len(self.running))  # those are admitted at once
+        free_slots = max(0, self.limits.batch - len(self.running))  # those are admitted at once
         if len(self.waiting) >= self.limits.max_waiting + free_slots:
             raise Overloaded(
                 f"{len(self.waiting)} requests are waiting, the limit is {self.limits.max_waiting}"
             )
-        self.waiting.append(seq)
+        seq.arrived_at = self.manager.clock()
+        seq.ticket = self._tickets = self._tickets + 1
+        self._shares.enter(seq.tenant)
+        leader = seq.after
+        if leader is not None and not leader.prompt_ready and self._has(leader):
+            self.waiting.hold(seq, leader)
+        else:
+            self.waiting.append(seq)
 
     def cancel(self, seq: Sequence) -> None:
         """Forget a sequence and take its blocks back. A finished or unknown one is left alone."""
-        if seq.state is not SequenceState.FINISHED:
+        if self._has(seq):
             self._finish(seq, FinishReason.CANCELLED)
 
     def schedule(self) -> list[Scheduled]:
-        """Choose the next step: running sequences catch up, then waiting ones are admitted."""
+        """Choose the next step: running sequences catch up, waiting ones are admitted, drafts fill up."""
+        self.manager.pool.expire(self.manager.clock())
         plan: dict[str, Scheduled] = {}
         budget = self.limits.max_step_tokens
         preempted = self.preemptions
-        for seq in sorted(self.running, key=lambda s: s.remaining > 1):  # stable: decodes first, then FCFS
+        for seq in self._in_order():
             if seq.state is not SequenceState.RUNNING or budget == 0:
                 continue
             num_tokens = min(seq.remaining, budget)
@@ -122,7 +165,8 @@ class Scheduler:
                 plan[seq.request_id] = Scheduled(seq, num_tokens)
                 budget -= num_tokens
         if preempted == self.preemptions:
-            self._admit(plan, budget)
+            budget = self._admit(plan, budget)
+        self._add_drafts(plan, budget)
         return list(plan.values())
 
     def commit(self, plan: ReadOnly[Scheduled], results: ReadOnly[ChunkResult]) -> list[Progress]:
@@ -135,58 +179,143 @@ class Scheduler:
             self._finish(seq, FinishReason.FAILED)
             return Progress(seq)
         kept, reason = self._kept(seq, result.tokens)
+        prompt_logprobs = self._unreported(seq, result.prompt_logprobs)
         seq.tokens.extend(kept)
-        # All but the last of the new tokens were drafts, and their KV is in the pool.
-        seq.num_computed += item.num_tokens + max(0, len(kept) - 1)
+        # All but the last of the new tokens were drafts, and their KV is in the pool. That of rejected
+        # drafts lies beyond num_computed: it is written over before anybody reads it.
+        right = max(0, len(kept) - 1)
+        seq.num_computed += item.num_tokens + right
+        self._count_drafts(seq, result.drafted, right)
+        self._shares.charge(seq.tenant, OUTPUT_TOKEN_COST * len(kept))
         self.manager.commit(seq)
+        if not seq.prompt_ready and seq.num_computed >= seq.prompt_tokens:
+            seq.prompt_ready = True
+            self.manager.pin(seq)
+            self.waiting.release(seq)
         if reason is not None:
             self._finish(seq, reason)
-        return Progress(seq, kept, result.logprobs[: len(kept)], result.prompt_logprobs)
+        return Progress(seq, kept, result.logprobs[: len(kept)], prompt_logprobs)
 
     def _kept(self, seq: Sequence, tokens: ReadOnly[int]) -> tuple[ReadOnly[int], FinishReason | None]:
         """Cut new tokens at the first stop token or at the sequence's full length."""
         for index, token in enumerate(tokens):
-            if token in seq.sampling.stop_token_ids:
+            output = len(seq.tokens) - seq.prompt_tokens + index
+            if token in seq.sampling.stop_token_ids and output >= seq.sampling.min_tokens:
                 return tokens[: index + 1], FinishReason.STOP
             if len(seq.tokens) + index + 1 >= seq.max_total:
                 return tokens[: index + 1], FinishReason.LENGTH
         return tokens, None
 
-    def _make_room(self, seq: Sequence, num_tokens: int, plan: dict[str, Scheduled]) -> int:
-        """Preempt the latest admitted sequences until `seq` fits; return the budget they give back.
+    def _unreported(self, seq: Sequence, scored: ReadOnly[TokenLogprobs]) -> ReadOnly[TokenLogprobs]:
+        """Of what this step says of the tokens after num_computed, what is prompt and was not told yet."""
+        first = max(0, seq.prompt_scored - seq.num_computed)
+        new = scored[first : max(0, seq.prompt_tokens - 1 - seq.num_computed)]
+        if new:
+            seq.prompt_scored = seq.num_computed + first + len(new)
+        return new
 
-        `seq` itself may be the latest, and then it is preempted.
+    def _count_drafts(self, seq: Sequence, drafted: int, accepted: int) -> None:
+        seq.drafted += drafted
+        seq.accepted += accepted
+        self.drafted += drafted
+        self.accepted += accepted
+
+    def _in_order(self) -> list[Sequence]:
+        """The running sequences: those that decode first, then prompts as they would be admitted."""
+        now = self.manager.clock()
+        oldest: dict[int, float] = {}
+        for seq in self.running:
+            level = clamped_priority(seq)
+            oldest[level] = min(oldest.get(level, seq.arrived_at), seq.arrived_at)
+
+        def rank(seq: Sequence) -> tuple[float, int, int]:
+            level = clamped_priority(seq)
+            aged = level + (now - oldest[level]) / AGING_S
+            return -aged, self._shares.served(seq.tenant), seq.ticket
+
+        decoding = [seq for seq in self.running if seq.remaining == 1]
+        return decoding + sorted((seq for seq in self.running if seq.remaining > 1), key=rank)
+
+    def _make_room(self, seq: Sequence, num_tokens: int, plan: dict[str, Scheduled]) -> int:
+        """Preempt until `seq` has blocks for `num_tokens` more; return the budget that comes back.
+
+        `seq` itself may be the one to go.
         """
+        if self.manager.grow(seq, num_tokens):
+            return 0
+        for other in self.running:  # what was got for drafts goes first; none are planned yet
+            self.manager.trim(other)
         regained = 0
         while seq.state is SequenceState.RUNNING and not self.manager.grow(seq, num_tokens):
-            victim = self.running.pop()
+            victim = min(reversed(self.running), key=_worth_keeping)
             planned = plan.pop(victim.request_id, None)
             regained += planned.num_tokens if planned else 0
+            self.running.remove(victim)
             self.manager.release(victim)
             victim.state = SequenceState.WAITING
             victim.preemptions += 1
             self.preemptions += 1
-            self.waiting.appendleft(victim)
+            self.waiting.put_back(victim)
         return regained
 
-    def _admit(self, plan: dict[str, Scheduled], budget: int) -> None:
-        while self.waiting and budget and len(self.running) < self.limits.max_running:
-            seq = self.waiting[0]
-            if not self.manager.fits(seq, self._whole_need(seq), self._reserved()):
-                return  # first come, first served: nobody overtakes a request that waits for blocks
-            self.waiting.popleft()
-            first_time = seq.cached_tokens is None
-            self.manager.admit(seq)
-            if first_time:
+    def _admit(self, plan: dict[str, Scheduled], budget: int) -> int:
+        """Start waiting sequences in their order; return the budget that is left.
+
+        Nobody overtakes a sequence that waits for blocks, unless it is for pinned ones.
+        """
+        passed: list[Sequence] = []
+        while budget and len(self.running) < self.limits.batch:
+            seq = self.waiting.first(self.manager.clock())
+            if seq is None:
+                break
+            need = self._whole_need(seq)
+            if self.manager.fits(seq, need, self._reserved()):
+                self._kept_out.discard(seq.request_id)
+                self.waiting.remove(seq)
+                budget -= self._start(seq, plan, budget)
+            elif self.manager.kept_out_by_pins(seq, need):
+                self._kept_out.add(seq.request_id)
+                self.waiting.remove(seq)
+                passed.append(seq)
+            else:
+                break
+        for seq in reversed(passed):
+            self.waiting.put_back(seq)
+        self.manager.pool.leases.renewing = not self._kept_out
+        return budget
+
+    def _start(self, seq: Sequence, plan: dict[str, Scheduled], budget: int) -> int:
+        """Let a sequence run; return how many tokens this step computes of it."""
+        first_time = seq.cached_tokens is None
+        self.manager.admit(seq)
+        if first_time:  # computing again after preemption is not the tenant's doing, nor a hit
+            self._shares.charge(seq.tenant, PROMPT_TOKEN_COST * seq.remaining)
+            if seq.after is None:
                 self.prefix_queries += len(seq.tokens)
                 self.prefix_hits += seq.num_computed
-            seq.state = SequenceState.RUNNING
-            self.running.append(seq)
-            num_tokens = min(seq.remaining, budget)
-            grown = self.manager.grow(seq, num_tokens)
-            assert grown, f"{seq.request_id} was admitted into a pool that cannot hold it"
-            plan[seq.request_id] = Scheduled(seq, num_tokens)
-            budget -= num_tokens
+        seq.state = SequenceState.RUNNING
+        self.running.append(seq)
+        num_tokens = min(seq.remaining, budget)
+        grown = self.manager.grow(seq, num_tokens)
+        assert grown, f"{seq.request_id} was admitted into a pool that cannot hold it"
+        plan[seq.request_id] = Scheduled(seq, num_tokens)
+        return num_tokens
+
+    def _add_drafts(self, plan: dict[str, Scheduled], budget: int) -> None:
+        """Give what is left of the budget to drafts, in blocks that nobody is counting on."""
+        for item in list(plan.values()):
+            seq = item.seq
+            if budget == 0:
+                return
+            if seq.remaining > 1:
+                continue
+            drafts = min(self._drafts_for(seq), budget, seq.max_total - len(seq.tokens) - 1)
+            spare = max(0, self.manager.pool.available - self._reserved())
+            held = (len(seq.block_table) + spare) * self.manager.block_size
+            drafts = min(drafts, held - len(seq.tokens))
+            if drafts > 0 and self.manager.grow(seq, 1 + drafts):
+                plan[seq.request_id] = replace(item, max_drafts=drafts)
+                budget -= drafts
 
     def _whole_need(self, seq: Sequence) -> int:
         # A newcomer needs room for its prompt and a first token. One that was preempted comes back only
@@ -194,17 +323,27 @@ class Scheduler:
         return seq.max_total if seq.preemptions else len(seq.tokens) + 1
 
     def _reserved(self) -> int:
-        """Blocks that admitted sequences still need to finish what they have, so that nobody takes them."""
+        """Blocks that running sequences still need for what they were admitted with."""
         return sum(
-            max(0, self.manager.blocks_for(len(seq.tokens) + 1) - len(seq.block_table))
+            max(0, self.manager.blocks_for(self._whole_need(seq)) - len(seq.block_table))
             for seq in self.running
         )
+
+    def _has(self, seq: Sequence) -> bool:
+        return seq.state is SequenceState.RUNNING or seq in self.waiting
 
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
         if seq.state is SequenceState.RUNNING:
             self.running.remove(seq)
-        elif seq in self.waiting:
+        else:
             self.waiting.remove(seq)
+            self._kept_out.discard(seq.request_id)
+        self._shares.leave(seq.tenant)
         self.manager.release(seq)
         seq.state = SequenceState.FINISHED
         seq.finish_reason = reason
+        self.waiting.release(seq)
+
+
+def _worth_keeping(seq: Sequence) -> tuple[bool, int]:
+    return seq.preemptions >= MAX_PREEMPTIONS, clamped_priority(seq)

@@ -108,12 +108,32 @@ class Sequence:
     """Tokens found in the pool at the first admission; None before it."""
     written_tokens: int = 0
     """Tokens of full prompt blocks that this sequence added to the pool."""
+    pinned_tokens: int | None = None
+    """Tokens of the full blocks that its pins keep; None until its prompt is computed."""
+    prompt_ready: bool = False
+    """Whether its prompt has been computed once, so that others find it in the cache."""
+    prompt_scored: int = 0
+    """Last prompt position whose log-probability was reported: preemption must not repeat them."""
+    drafted: int = 0
+    """Drafts that were verified for it."""
+    accepted: int = 0
+    """Of those, the ones that became output."""
+    arrived_at: float = 0.0
+    """When the scheduler got it, in seconds of the scheduler's clock."""
+    ticket: int = 0
+    """Its number in the order of arrival."""
     preemptions: int = 0
     finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:
         if not self.max_total:
             self.max_total = len(self.tokens) + self.sampling.max_tokens
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether log-probabilities of its prompt are still to be reported. Until then it takes no hits."""
+        asked = self.sampling.prompt_logprobs is not None
+        return asked and self.prompt_scored < self.prompt_tokens - 1
 
     @property
     def remaining(self) -> int:

@@ -1,0 +1,143 @@
+"""Who is admitted next: priority that ages, then fair shares, then first come, first served.
+
+Sequences of one priority form a line. Its effective priority is the priority plus the waiting time of its
+oldest sequence over AGING_S, and the line with the highest one is served: so a line waits at most AGING_S
+per level longer than what is above it, and nothing starves. Within a line, first whoever was preempted (it
+has an answer half given), then the tenant that was served least (fair_share.py), and of that tenant the
+first to come. Aging ranks lines, not requests: were it to rank requests, a tenant that queues fifty of them
+at once would soon be ahead of every newcomer.
+
+Choices that share another sequence's prompt are held back until that prompt is computed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from kvhive.proto.limits import MAX_PRIORITY
+from kvhive.worker.fair_share import FairShare
+from kvhive.worker.sequence import Sequence
+
+AGING_S = 15.0
+"""Waiting this long is worth one level of priority: batch work one level below interactive requests is
+delayed by at most a quarter of a minute, twenty levels by five minutes."""
+
+
+def clamped_priority(seq: Sequence) -> int:
+    """Return a sequence's priority, within the limits that keep aging bounded."""
+    return max(-MAX_PRIORITY, min(MAX_PRIORITY, seq.priority))
+
+
+class _Line:
+    """The waiting sequences of one priority."""
+
+    def __init__(self) -> None:
+        self.resumed: OrderedDict[str, Sequence] = OrderedDict()
+        self.tenants: dict[str, OrderedDict[str, Sequence]] = {}
+
+    def heads(self) -> Iterator[Sequence]:
+        """Yield the first of every tenant, and all preempted ones."""
+        yield from self.resumed.values()
+        yield from (next(iter(queue.values())) for queue in self.tenants.values())
+
+
+class WaitingQueue:
+    """The sequences that are not running. `first` is O(tenants + preempted); the rest is O(1)."""
+
+    def __init__(self, shares: FairShare) -> None:
+        self._shares = shares
+        self._lines: dict[int, _Line] = {}
+        self._members: dict[str, Sequence] = {}
+        self._held: dict[str, list[Sequence]] = {}  # by the request_id of the sequence they wait for
+        self.tokens = 0
+        """Tokens of all members; one for a held choice, which will find the rest in the cache."""
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(list(self._members.values()))
+
+    def __contains__(self, seq: Sequence) -> bool:
+        return self._members.get(seq.request_id) is seq
+
+    def append(self, seq: Sequence) -> None:
+        """Queue a newcomer."""
+        self._enter(seq)
+        self._queue_of(seq)[seq.request_id] = seq
+
+    def put_back(self, seq: Sequence) -> None:
+        """Queue a sequence before all others of its tenant, or of the preempted ones if it is one."""
+        self._enter(seq)
+        queue = self._queue_of(seq)
+        queue[seq.request_id] = seq
+        queue.move_to_end(seq.request_id, last=False)
+
+    def hold(self, seq: Sequence, leader: Sequence) -> None:
+        """Keep a sequence back until the leader's prompt is computed, or the leader has ended."""
+        self._enter(seq)
+        self._held.setdefault(leader.request_id, []).append(seq)
+
+    def release(self, leader: Sequence) -> None:
+        """Let those go that waited for the leader: all when its prompt is there, else the first, to lead."""
+        followers = self._held.pop(leader.request_id, [])
+        if followers and not leader.prompt_ready:
+            new_leader, *rest = followers
+            if rest:
+                self._held[new_leader.request_id] = rest
+            followers = [new_leader]
+        for seq in reversed(followers):  # to the front: they have waited as long as their leader
+            self._leave(seq)
+            self.put_back(seq)
+
+    def remove(self, seq: Sequence) -> None:
+        """Take a member out, wherever it stands."""
+        self._leave(seq)
+        line = self._lines.get(clamped_priority(seq))
+        queue = self._find(line, seq) if line else None
+        if line is None or queue is None:
+            for leader_id, followers in self._held.items():
+                if seq in followers:
+                    followers.remove(seq)
+                    if not followers:
+                        del self._held[leader_id]
+                    return
+            raise AssertionError(f"{seq.request_id} is a member and stands nowhere")
+        del queue[seq.request_id]
+        if not queue and queue is not line.resumed:
+            del line.tenants[seq.tenant]
+        if not line.tenants and not line.resumed:
+            del self._lines[clamped_priority(seq)]
+
+    def first(self, now: float) -> Sequence | None:
+        """Return who is next, at `now` seconds of the clock that set `arrived_at`."""
+        if not self._lines:
+            return None
+        oldest = {level: min(seq.arrived_at for seq in line.heads()) for level, line in self._lines.items()}
+        level = max(oldest, key=lambda level: (level + (now - oldest[level]) / AGING_S, level))
+        line = self._lines[level]
+        if line.resumed:
+            return next(iter(line.resumed.values()))
+        return min(line.heads(), key=lambda seq: (self._shares.served(seq.tenant), seq.ticket))
+
+    def _enter(self, seq: Sequence) -> None:
+        self._members[seq.request_id] = seq
+        self.tokens += self._weight(seq)
+
+    def _leave(self, seq: Sequence) -> None:
+        del self._members[seq.request_id]
+        self.tokens -= self._weight(seq)
+
+    def _weight(self, seq: Sequence) -> int:
+        return len(seq.tokens) if seq.after is None else 1
+
+    def _queue_of(self, seq: Sequence) -> OrderedDict[str, Sequence]:
+        line = self._lines.setdefault(clamped_priority(seq), _Line())
+        return line.resumed if seq.preemptions else line.tenants.setdefault(seq.tenant, OrderedDict())
+
+    def _find(self, line: _Line, seq: Sequence) -> OrderedDict[str, Sequence] | None:
+        for queue in (line.resumed, line.tenants.get(seq.tenant)):
+            if queue is not None and seq.request_id in queue:
+                return queue
+        return None
