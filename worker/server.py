@@ -31,9 +31,14 @@ from kvhive.worker.engine import Engine, EngineHooks
 from kvhive.worker.kv_cache_manager import KvCacheManager
 from kvhive.worker.kv_event_publisher import KvEventPublisher
 from kvhive.worker.model_identity import model_identity
+from kvhive.worker.model_runner import ModelRunner
 from kvhive.worker.options import WorkerOptions
 from kvhive.worker.scheduler import Scheduler, SchedulerLimits
+from kvhive.worker.sequence import Sequence
 from kvhive.worker.service import ClusterTokenGuard, WorkerService
+from kvhive.worker.speculation import make_drafter
+from kvhive.worker.speculation_control import SpeculationControl
+from kvhive.worker.speculative_runner import SpeculativeRunner
 from kvhive.worker.torch_runner import TorchModelRunner
 
 log = logging.getLogger(__name__)
@@ -90,7 +95,7 @@ class WorkerServer:
         options = self._options
         self._loop_thread.start()
         self._progress = "loading model"
-        runner = TorchModelRunner(
+        target = TorchModelRunner(
             model_path=Path(options.model_path),
             dtype=options.dtype,
             device=options.device,
@@ -99,9 +104,10 @@ class WorkerServer:
             threads=options.threads,
             max_context=options.max_context,
         )
-        identity = model_identity(Path(options.model_path), runner.dtype_name, options.block_size)
+        identity = model_identity(Path(options.model_path), target.dtype_name, options.block_size)
+        runner, drafts_for = self._speculating(target)
         self._service = self._call(self._make_service(runner))
-        engine = self._engine = self._make_engine(runner, identity)
+        engine = self._engine = self._make_engine(runner, identity, drafts_for)
         self._progress = "calibrating"
         engine.calibrate(CALIBRATION_TOKENS)
         self._progress = "registering"
@@ -125,10 +131,21 @@ class WorkerServer:
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(START_STEP_TIMEOUT_S)
 
-    async def _make_service(self, runner: TorchModelRunner) -> WorkerService:
+    def _speculating(self, target: ModelRunner) -> tuple[ModelRunner, Callable[[Sequence], int]]:
+        """Return the runner to use, and how many drafts to try for a sequence."""
+        drafter = make_drafter(self._options, target.shape)
+        if drafter is None:
+            return target, lambda seq: 0
+        runner = SpeculativeRunner(target, drafter, time.monotonic)
+        control = SpeculationControl(self._options.speculation.max_drafts, lambda: runner.costs)
+        return runner, control.drafts_for
+
+    async def _make_service(self, runner: ModelRunner) -> WorkerService:
         return WorkerService(self._options.worker_id, runner.shape)
 
-    def _make_engine(self, runner: TorchModelRunner, identity: bytes) -> Engine:
+    def _make_engine(
+        self, runner: ModelRunner, identity: bytes, drafts_for: Callable[[Sequence], int]
+    ) -> Engine:
         options = self._options
         assert self._service is not None
         root = root_hash(identity, options.cluster_salt.encode())
@@ -136,13 +153,13 @@ class WorkerServer:
         manager = KvCacheManager(pool, options.block_size, root, time.monotonic)
         limits = SchedulerLimits(options.max_step_tokens, options.max_running, options.max_waiting)
         hooks = EngineHooks(self._service.deliver, self._publish)
-        return Engine(runner, Scheduler(manager, limits), hooks, time.monotonic)
+        return Engine(runner, Scheduler(manager, limits, drafts_for), hooks, time.monotonic)
 
     def _publish(self, events: Iterable[KvEvent]) -> None:
         assert self._publisher is not None
         self._publisher.add(events)
 
-    async def _open(self, runner: TorchModelRunner, engine: Engine, identity: bytes) -> None:
+    async def _open(self, runner: ModelRunner, engine: Engine, identity: bytes) -> None:
         options = self._options
         assert self._service is not None
         self._service.attach(engine, lambda: self.epoch)

@@ -37,8 +37,6 @@ class SpeculativeRunner:
         self._drafter = drafter
         self._clock = clock
         self._costs = SpeculationCosts()
-        self._drafted = 0
-        self._accepted = 0
 
     @property
     def shape(self) -> ModelShape:
@@ -49,16 +47,6 @@ class SpeculativeRunner:
     def device(self) -> str:
         """The target's device."""
         return self._target.device
-
-    @property
-    def drafted(self) -> int:
-        """Drafts verified since the start."""
-        return self._drafted
-
-    @property
-    def accepted(self) -> int:
-        """Those of them that were right."""
-        return self._accepted
 
     @property
     def costs(self) -> StepCosts:
@@ -74,9 +62,6 @@ class SpeculativeRunner:
         results = self._target.run(with_drafts)
         self._costs.observe_drafting(max(map(len, proposals), default=0), drafted_at - began)
         self._costs.observe_step(with_drafts, self._clock() - drafted_at)
-        for result in results:
-            self._drafted += result.drafted
-            self._accepted += max(0, len(result.tokens) - 1)
         return results
 
 

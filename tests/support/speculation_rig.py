@@ -58,6 +58,8 @@ class Bench:
         self.max_drafts = max_drafts
         self.block_size = block_size
         self.chunk = chunk
+        self.drafted = 0
+        self.accepted = 0
         self._fresh = itertools.count()
 
     def run(self, generations: Iterable[Generation]) -> list[list[int]]:
@@ -68,10 +70,13 @@ class Bench:
             for generation, chunk, result in zip(active, chunks, self.runner.run(chunks), strict=True):
                 generation.steps += 1
                 generation.failed = result.failed
+                accepted = max(0, len(result.tokens) - 1)
                 generation.drafted += result.drafted
-                generation.accepted += max(0, len(result.tokens) - 1)
+                generation.accepted += accepted
+                self.drafted += result.drafted
+                self.accepted += accepted
                 generation.history.extend(result.tokens)
-                generation.computed += len(chunk.token_ids) + max(0, len(result.tokens) - 1)
+                generation.computed += len(chunk.token_ids) + accepted
         assert all(
             generation.failed or len(generation.history) == generation.goal for generation in generations
         )

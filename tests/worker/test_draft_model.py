@@ -63,8 +63,9 @@ def test_a_model_that_drafts_for_itself_is_always_right(max_drafts) -> None:
     plain = Bench(SimulatedRunner(BLOCKS, BLOCK_SIZE)).run(generations(6))
     pair = Pair()
     speculated = generations(6)
-    assert Bench(pair.runner, max_drafts).run(speculated) == plain
-    assert pair.runner.accepted == pair.runner.drafted > 0
+    bench = Bench(pair.runner, max_drafts)
+    assert bench.run(speculated) == plain
+    assert bench.accepted == bench.drafted > 0
     assert all(seq.drafted for seq in speculated)
 
 
@@ -75,9 +76,9 @@ def test_it_stays_right_over_many_turns_of_a_conversation() -> None:
     rng = random.Random(5)
     turn = generations(1)[0]
     for _ in range(10):
-        before = pair.runner.drafted
+        before = bench.drafted
         bench.run([turn])
-        assert pair.runner.accepted == pair.runner.drafted > before
+        assert bench.accepted == bench.drafted > before
         turn = turn.follow_up([rng.randrange(900) for _ in range(rng.randint(1, 9))], rng.randint(10, 30))
 
 
@@ -92,17 +93,18 @@ def test_steps_without_drafts_cost_nothing_and_are_caught_up_with() -> None:
     generation.goal += 20
     bench.max_drafts = 3
     bench.run([generation])
-    assert pair.runner.accepted == pair.runner.drafted > 0
+    assert bench.accepted == bench.drafted > 0
     assert pair.draft.steps[0][0].start == 0
 
 
 def test_a_long_prompt_is_caught_up_with_in_bounded_pieces() -> None:
     pair = Pair(catch_up=50)
     generation = Generation(list(range(400)), SamplingParams(30))
-    Bench(pair.runner, 3).run([generation])
+    bench = Bench(pair.runner, 3)
+    bench.run([generation])
     sizes = [sum(len(chunk.token_ids) for chunk in step) for step in pair.draft.steps]
     assert sizes[:8] == [50] * 8 and max(sizes) == 50
-    assert pair.runner.accepted == pair.runner.drafted > 0
+    assert bench.accepted == bench.drafted > 0
 
 
 def test_of_several_sequences_that_lack_a_shared_prefix_one_computes_it() -> None:
@@ -113,7 +115,7 @@ def test_of_several_sequences_that_lack_a_shared_prefix_one_computes_it() -> Non
     bench.run([first])
     bench.max_drafts = 3
     bench.run(first.follow_up([number], 20) for number in range(4))
-    assert pair.runner.accepted == pair.runner.drafted > 0
+    assert bench.accepted == bench.drafted > 0
     computed = [chunk for step in pair.draft.steps for chunk in step if chunk.start == 0]
     assert len(computed) == 1
 
@@ -127,7 +129,7 @@ def test_a_block_that_gets_another_content_is_not_taken_for_the_old_one() -> Non
     plain = Generation([7, *range(50)], SamplingParams(30))
     bench.run([new])
     assert [new.output] == Bench(SimulatedRunner(BLOCKS, BLOCK_SIZE)).run([plain])
-    assert pair.runner.accepted == pair.runner.drafted
+    assert bench.accepted == bench.drafted
 
 
 def test_a_pool_that_was_not_written_costs_acceptance_only() -> None:

@@ -68,7 +68,6 @@ def test_the_counters_are_exact(script, drafted, accepted, steps) -> None:
     runner = make(script)
     (generation,) = [Generation([1, 2, 3], SamplingParams(21))]
     Bench(runner, 4).run([generation])
-    assert (runner.drafted, runner.accepted) == (drafted, accepted)
     assert (generation.drafted, generation.accepted, generation.steps) == (drafted, accepted, steps)
 
 
