@@ -10,15 +10,15 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from kvhive.proto.block_hash import pack_tokens
 from kvhive.proto.errors import InvalidRequest, Overloaded, Unavailable
-from kvhive.proto.v1 import worker_pb2
-from kvhive.router.frontend import Delta, Finished, FinishReason, GenerationEvent, ModelInfo, Started, Usage
+from kvhive.router.frontend import GenerationEvent, ModelInfo, Started, TokenPiece
+from kvhive.router.generation import Choice, Generation
+from kvhive.router.merged_streams import merged
 from kvhive.router.output_text import OutputText
 from kvhive.router.placement import Placement, Placer, RoutingState
-from kvhive.router.prompt import PreparedPrompt, PromptPreparer
+from kvhive.router.prompt import PromptPreparer
 from kvhive.router.request import (
     GenerateRequest,
     Prompt,
@@ -26,8 +26,10 @@ from kvhive.router.request import (
     resolve_max_tokens,
     validate_request,
 )
+from kvhive.router.token_piece import token_piece
 from kvhive.router.tokenizer import TextTokenizer
 from kvhive.router.worker_client import WorkerBusy, WorkerClient, WorkerLost
+from kvhive.router.worker_requests import worker_requests
 
 log = logging.getLogger(__name__)
 
@@ -42,29 +44,6 @@ class DispatchLimits:
     max_concurrent: int
     max_failovers: int
     queue_timeout_s: float
-
-
-@dataclass(slots=True)
-class _Generation:
-    """One request on its way: what is fixed, and what the streams have brought so far."""
-
-    request: GenerateRequest
-    request_id: str
-    """The caller's, for headers and logs; two requests may bear the same one."""
-    wire_id: str
-    """Ours, never used twice."""
-    prompt: PreparedPrompt
-    max_tokens: int
-    seed: int
-    output: OutputText
-    stop_token_ids: list[int]
-    cached_tokens: int | None = None
-    written_tokens: int = 0
-    failovers: int = 0
-    passes: int = 0
-    """Times a worker's queue was full."""
-    avoid: set[str] = field(default_factory=set)
-    """Workers that were lost or full."""
 
 
 class Dispatcher:
@@ -90,6 +69,10 @@ class Dispatcher:
     def models(self) -> list[ModelInfo]:
         """See Frontend."""
         return [self._model]
+
+    def token_piece(self, token_id: int) -> TokenPiece:
+        """See Frontend."""
+        return token_piece(self._tokenizer, token_id)
 
     def ready(self) -> bool:
         """See Frontend."""
@@ -125,30 +108,34 @@ class Dispatcher:
         finally:
             self._in_flight -= 1
 
-    async def _prepare(self, request: GenerateRequest) -> _Generation:
+    async def _prepare(self, request: GenerateRequest) -> Generation:
         model = self._model
         validate_request(request, model.vocab_size, model.max_context)
         self._check_model(request.model)
         prompt = await self._preparer.prepare(request)
         check_prompt_length("prompt", len(prompt.token_ids), model.max_context)
         sampling = request.sampling
-        max_tokens = resolve_max_tokens(len(prompt.token_ids), sampling.max_tokens, model.max_context)
+        max_tokens = resolve_max_tokens(len(prompt.token_ids), sampling, model.max_context)
         if sampling.max_tokens is None:  # the caller named no number: what every pool can hold is meant
-            max_tokens = max(1, min(max_tokens, self._largest_pool() - len(prompt.token_ids)))
+            room = self._largest_pool() - len(prompt.token_ids)
+            max_tokens = max(1, sampling.min_tokens, min(max_tokens, room))
         ends = () if sampling.ignore_eos else self._tokenizer.eos_token_ids
         wire_id = f"req-{secrets.token_hex(12)}"
-        return _Generation(
+        return Generation(
             request=request,
             request_id=request.request_id or wire_id,
             wire_id=wire_id,
             prompt=prompt,
             max_tokens=max_tokens,
             seed=secrets.randbits(64) if sampling.seed is None else sampling.seed,
-            output=OutputText(self._tokenizer, sampling.stop),
+            choices=[
+                Choice(i, OutputText(self._tokenizer, sampling.stop, sampling.min_tokens))
+                for i in range(request.n)
+            ],
             stop_token_ids=sorted({*ends, *sampling.stop_token_ids}),
         )
 
-    async def _run(self, generation: _Generation) -> AsyncGenerator[GenerationEvent, None]:
+    async def _run(self, generation: Generation) -> AsyncGenerator[GenerationEvent, None]:
         """Place and stream until it is done, going on elsewhere when a worker is lost or full."""
         try:
             placement = self._place(generation)
@@ -166,12 +153,12 @@ class Dispatcher:
         finally:
             self._state.loads.finish(generation.wire_id)
 
-    def _place(self, generation: _Generation) -> Placement:
+    def _place(self, generation: Generation) -> Placement:
         return self._placer.place(
             generation.wire_id, generation.prompt, generation.max_tokens, generation.avoid
         )
 
-    def _pass_on(self, generation: _Generation, placement: Placement, error: WorkerBusy) -> Placement:
+    def _pass_on(self, generation: Generation, placement: Placement, error: WorkerBusy) -> Placement:
         """Try another worker when one's queue is full, which is no fault of its. Raises Overloaded."""
         self._leave(generation, placement)
         generation.passes += 1
@@ -182,7 +169,7 @@ class Dispatcher:
         except Unavailable:
             raise Overloaded(str(error)) from error
 
-    def _move(self, generation: _Generation, placement: Placement, error: WorkerLost) -> Placement:
+    def _move(self, generation: Generation, placement: Placement, error: WorkerLost) -> Placement:
         """Take a lost worker out and choose the next. Raises Unavailable when the failovers are used up."""
         log.warning(
             "worker lost request_id=%s worker_id=%s epoch=%d: %s",
@@ -203,68 +190,30 @@ class Dispatcher:
         except Unavailable as nobody:
             raise Unavailable(f"worker {placement.worker_id} was lost and {nobody}") from error
 
-    def _leave(self, generation: _Generation, placement: Placement) -> None:
+    def _leave(self, generation: Generation, placement: Placement) -> None:
         self._state.loads.finish(generation.wire_id)
         self._state.predicted.forget(placement.worker_id, generation.prompt.keys)
+        generation.moved()
         generation.avoid.add(placement.worker_id)
 
     async def _stream(
-        self, generation: _Generation, placement: Placement
+        self, generation: Generation, placement: Placement
     ) -> AsyncGenerator[GenerationEvent, None]:
         """Stream from one worker to the end. Raises WorkerLost with what arrived kept in the generation."""
-        output = generation.output
-        async with aclosing(
-            self._workers.generate(placement.address, self._wire(generation, placement))
-        ) as stream:
-            async for message in stream:
-                if generation.cached_tokens is None:
-                    generation.cached_tokens = message.cached_tokens
-                    generation.written_tokens = message.written_tokens
-                self._state.loads.first_token(generation.wire_id, self._clock())
-                text, token_ids = output.push(message.token_ids)
-                if text or token_ids:
-                    yield Delta(text, token_ids)
-                if output.stopped or message.HasField("finished"):
-                    rest = output.finish()
-                    if rest:
-                        yield Delta(rest)
-                    yield self._finished(generation, placement, message.finished.stopped)
+        requests = worker_requests(generation, placement.worker_id, self._limits.queue_timeout_s)
+        streams = [self._workers.generate(placement.address, request) for request in requests]
+        async with aclosing(merged(streams)) as messages:
+            async for index, message in messages:
+                if message.updates:
+                    self._state.loads.first_token(generation.wire_id, self._clock())
+                for event in generation.take(message, placement):
+                    yield event
+                if not generation.unfinished:
                     return
+                cut = [u.choice for u in message.updates if generation.cut_short(u)]
+                if cut:  # by a stop string, of which the worker knows nothing
+                    await self._workers.stop_choices(placement.address, requests[index].request_id, cut)
         raise WorkerLost(f"worker {placement.worker_id} ended the stream too early")
-
-    def _wire(self, generation: _Generation, placement: Placement) -> worker_pb2.WorkerGenerateRequest:
-        sampling, done = generation.request.sampling, generation.output.token_ids
-        return worker_pb2.WorkerGenerateRequest(
-            worker_id=placement.worker_id,
-            request_id=generation.wire_id,
-            token_ids=generation.prompt.packed + pack_tokens(done),
-            resumed_tokens=len(done),
-            cache_salt=generation.request.cache_salt,
-            queue_timeout_s=self._limits.queue_timeout_s,
-            sampling=worker_pb2.WorkerSampling(
-                max_tokens=generation.max_tokens - len(done),
-                temperature=sampling.temperature,
-                top_k=sampling.top_k,
-                top_p=sampling.top_p,
-                min_p=sampling.min_p,
-                seed=generation.seed,
-                stop_token_ids=generation.stop_token_ids,
-            ),
-        )
-
-    def _finished(self, generation: _Generation, placement: Placement, stopped: bool) -> Finished:
-        reason: FinishReason = "stop" if stopped or generation.output.stopped else "length"
-        usage = Usage(
-            prompt_tokens=len(generation.prompt.token_ids),
-            completion_tokens=len(generation.output.token_ids),
-            cached_tokens=generation.cached_tokens or 0,
-            reachable_tokens=placement.reachable_tokens,
-            written_tokens=generation.written_tokens,
-            worker_id=placement.worker_id,
-            route_reason=placement.decision.reason.value,
-            failovers=generation.failovers,
-        )
-        return Finished(reason, usage)
 
     def _check_model(self, name: str) -> None:
         if name not in ("", self._model.name):

@@ -1,7 +1,8 @@
 """What both doors, gRPC and HTTP, ask of the router behind them: the contract, and nothing else.
 
-`generate` yields one Started, any number of Delta, and one Finished. An error before the first event is
-a plain refusal (InvalidRequest, Overloaded, Unavailable); a later one ends the stream. Closing the
+`generate` yields one Started, any number of Delta, and one Finished for each of the request's n choices,
+whose deltas come interleaved; the last Finished carries the usage of them all. An error before the first
+event is a plain refusal (InvalidRequest, Overloaded, Unavailable); a later one ends the stream. Closing the
 generator (`aclose`) cancels the work at once and frees what it held; closing it twice is harmless.
 """
 
@@ -23,6 +24,7 @@ class Usage:
 
     prompt_tokens: int
     completion_tokens: int
+    """Of all choices together."""
     cached_tokens: int = 0
     """Prompt tokens whose KV was found in the worker's pool."""
     reachable_tokens: int = 0
@@ -32,6 +34,9 @@ class Usage:
     worker_id: str = ""
     route_reason: str = ""
     failovers: int = 0
+    drafted_tokens: int = 0
+    """Drafts that were verified."""
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +49,36 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural log-probabilities of the model itself at one position, before any sampling option."""
+
+    logprob: float
+    """Of the token that stands there."""
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, log-probability) of the likeliest tokens, best first: exactly as many as were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """New output. Text lags behind token ids while a character or a stop string is incomplete."""
 
     text: str
     token_ids: tuple[int, ...] = ()
+    choice: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One per token id, where asked."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """One per prompt token but the first, where asked; all of them before the first output token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of a generation that went well."""
+    """The end of a choice that went well."""
 
     reason: FinishReason
-    usage: Usage
+    usage: Usage | None
+    """Of the whole request, on the last choice's end; None on the others'."""
+    choice: int = 0
 
 
 GenerationEvent = Started | Delta | Finished
@@ -77,6 +99,16 @@ class ModelInfo:
     """Unix time in seconds when serving began."""
 
 
+@dataclass(frozen=True, slots=True)
+class TokenPiece:
+    """What one token is on its own."""
+
+    text: str
+    """For people: never empty, and never the same for two tokens of different bytes."""
+    data: bytes
+    """What it adds to decoded text, which may be part of a character; empty for a special token."""
+
+
 class Frontend(Protocol):
     """The router as the doors see it. All methods are called on the event loop and never block it."""
 
@@ -86,6 +118,10 @@ class Frontend(Protocol):
 
     def models(self) -> list[ModelInfo]:
         """Return the models that are served, the default first."""
+        ...
+
+    def token_piece(self, token_id: int) -> TokenPiece:
+        """Return a token's text and bytes, whatever stands beside it."""
         ...
 
     def ready(self) -> bool:

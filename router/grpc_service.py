@@ -12,16 +12,24 @@ from google.protobuf.message import Message
 from kvhive.proto.errors import ComputeError, InvalidRequest, KvhiveError, Overloaded, TimedOut
 from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.proto.v1 import inference_pb2_grpc
-from kvhive.router.frontend import Delta, Finished, GenerationEvent, Started, TokenizingFrontend
+from kvhive.router.frontend import (
+    Delta,
+    Finished,
+    GenerationEvent,
+    Started,
+    TokenizingFrontend,
+    TokenLogprobs,
+    Usage,
+)
 from kvhive.router.request import (
     ChatMessage,
     ChatPrompt,
     GenerateRequest,
     Prompt,
-    SamplingParams,
     TextPrompt,
     TokenPrompt,
 )
+from kvhive.router.sampling_params import SamplingParams
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Inference"]
 SERVICE_NAME: str = _SERVICE.full_name
@@ -81,6 +89,8 @@ def _request(wire: pb.GenerateRequest) -> GenerateRequest:
         cache_salt=wire.cache_salt,
         cache_key=wire.cache_key,
         request_id=wire.request_id,
+        n=wire.n if wire.HasField("n") else 1,
+        priority=wire.priority,
     )
 
 
@@ -111,6 +121,15 @@ def _sampling(wire: pb.SamplingParams) -> SamplingParams:
         stop=tuple(wire.stop),
         stop_token_ids=tuple(wire.stop_token_ids),
         ignore_eos=given("ignore_eos", False),
+        typical_p=given("typical_p", 1.0),
+        repetition_penalty=given("repetition_penalty", 1.0),
+        frequency_penalty=given("frequency_penalty", 0.0),
+        presence_penalty=given("presence_penalty", 0.0),
+        logit_bias=tuple(sorted(wire.logit_bias.items())),
+        min_tokens=given("min_tokens", 0),
+        logprobs=given("logprobs", None),
+        prompt_logprobs=given("prompt_logprobs", None),
+        speculate=given("speculate", True),
     )
 
 
@@ -119,20 +138,40 @@ def _response(event: GenerationEvent) -> pb.GenerateResponse:
         case Started(request_id, worker_id, prompt_tokens):
             started = pb.Started(request_id=request_id, worker_id=worker_id, prompt_tokens=prompt_tokens)
             return pb.GenerateResponse(started=started)
-        case Delta(text, token_ids):
-            return pb.GenerateResponse(delta=pb.Delta(text=text, token_ids=token_ids))
-        case Finished(reason, usage):
-            wire_usage = pb.Usage(
-                prompt_tokens=usage.prompt_tokens,
-                completion_tokens=usage.completion_tokens,
-                cached_tokens=usage.cached_tokens,
-                reachable_tokens=usage.reachable_tokens,
-                written_tokens=usage.written_tokens,
-                worker_id=usage.worker_id,
-                route_reason=usage.route_reason,
-                failovers=usage.failovers,
+        case Delta():
+            delta = pb.Delta(
+                text=event.text,
+                token_ids=event.token_ids,
+                choice=event.choice,
+                logprobs=map(_logprobs, event.logprobs),
+                prompt_logprobs=map(_logprobs, event.prompt_logprobs),
             )
-            return pb.GenerateResponse(finished=pb.Finished(reason=_REASONS[reason], usage=wire_usage))
+            return pb.GenerateResponse(delta=delta)
+        case Finished(reason, usage, choice):
+            finished = pb.Finished(reason=_REASONS[reason], choice=choice)
+            if usage is not None:
+                finished.usage.CopyFrom(_usage(usage))
+            return pb.GenerateResponse(finished=finished)
+
+
+def _logprobs(position: TokenLogprobs) -> pb.Logprobs:
+    top = [pb.TokenAlternative(token_id=token_id, logprob=logprob) for token_id, logprob in position.top]
+    return pb.Logprobs(logprob=position.logprob, top=top)
+
+
+def _usage(usage: Usage) -> pb.Usage:
+    return pb.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+        reachable_tokens=usage.reachable_tokens,
+        written_tokens=usage.written_tokens,
+        worker_id=usage.worker_id,
+        route_reason=usage.route_reason,
+        failovers=usage.failovers,
+        drafted_tokens=usage.drafted_tokens,
+        accepted_tokens=usage.accepted_tokens,
+    )
 
 
 def _status(error: KvhiveError) -> grpc.StatusCode:

@@ -15,6 +15,7 @@ from kvhive.router.frontend import (
     ModelInfo,
     Started,
     TokenizingFrontend,
+    TokenPiece,
     Usage,
 )
 from kvhive.router.request import GenerateRequest, Prompt
@@ -47,13 +48,15 @@ class RequestMetrics:
         return Counter(f"kvhive_{name}", text, labels, registry=self.registry)
 
     def count(self, usage: Usage, reason: str, ttft_s: float) -> None:
-        """Count a request that ended well. Once per request, whatever was retried."""
+        """Count a request that ended well, by how its last choice ended. Once, whatever was retried."""
         self.finished.labels(usage.worker_id, reason).inc()
         self.routed.labels(usage.route_reason).inc()
         self.failovers.inc(usage.failovers)
         self.tokens.labels("prompt").inc(usage.prompt_tokens)
         self.tokens.labels("cached").inc(usage.cached_tokens)
         self.tokens.labels("completion").inc(usage.completion_tokens)
+        self.tokens.labels("drafted").inc(usage.drafted_tokens)
+        self.tokens.labels("accepted").inc(usage.accepted_tokens)
         self.ttft.labels("hit" if usage.cached_tokens else "miss").observe(ttft_s)
 
 
@@ -70,6 +73,10 @@ class MeteredFrontend:
     def models(self) -> list[ModelInfo]:
         """See Frontend."""
         return self._inner.models()
+
+    def token_piece(self, token_id: int) -> TokenPiece:
+        """See Frontend."""
+        return self._inner.token_piece(token_id)
 
     def ready(self) -> bool:
         """See Frontend."""
@@ -88,10 +95,10 @@ class MeteredFrontend:
                     match event:
                         case Started():
                             self._metrics.started.labels(event.worker_id).inc()
-                        case Delta():
+                        case Delta() if event.token_ids:
                             ttft_s = ttft_s or self._clock() - arrived
-                        case Finished():
-                            self._metrics.count(event.usage, event.reason, ttft_s)
+                        case Finished(reason, usage) if usage is not None:
+                            self._metrics.count(usage, reason, ttft_s)
                     yield event
         except KvhiveError as error:
             self._metrics.failed.labels(type(error).__name__).inc()

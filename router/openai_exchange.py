@@ -15,10 +15,12 @@ from starlette.types import Receive, Scope, Send
 
 from kvhive.proto.errors import KvhiveError, Unavailable
 from kvhive.router.frontend import Delta, Finished, Frontend, GenerationEvent, Started
+from kvhive.router.openai_logprobs import logprob_entries
 from kvhive.router.openai_request import ChatCompletionRequest
 from kvhive.router.openai_response import (
     DONE_EVENT,
     CompletionShape,
+    WholeChoice,
     describe_error,
     error_response,
     sse_event,
@@ -78,7 +80,7 @@ class CompletionExchange(Response):
                 await self._stream(send, shape, headers, events)
                 return
             try:
-                body = await _collect(shape, events)
+                body = await self._collect(shape, events)
             except KvhiveError as error:
                 await error_response(error, started.request_id)(scope, receive, send)
                 return
@@ -97,20 +99,46 @@ class CompletionExchange(Response):
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         # With include_usage, every other chunk says that its usage is null.
         extra: dict[str, Any] = {"usage": None} if self._chat.include_usage else {}
-        await _write(send, sse_event(shape.chunk({"role": "assistant", "content": ""}) | extra))
+        roles = [
+            sse_event(shape.chunk(index, {"role": "assistant", "content": ""}) | extra)
+            for index in range(self._chat.request.n)
+        ]
+        await _write(send, b"".join(roles))
         try:
             async for event in events:
                 match event:
-                    case Delta(text) if text:
-                        await _write(send, sse_event(shape.chunk({"content": text}) | extra))
-                    case Finished(reason, usage):
-                        last = sse_event(shape.chunk({}, reason) | extra)
-                        if self._chat.include_usage:
-                            last += sse_event(shape.usage_chunk(usage))
-                        await _write(send, last + DONE_EVENT)
+                    case Delta(text, _, index) if text or event.logprobs:
+                        entries = logprob_entries(event, self._frontend.token_piece)
+                        chunk = shape.chunk(index, {"content": text}, logprobs=entries)
+                        await _write(send, sse_event(chunk | extra))
+                    case Finished(reason, usage, index):
+                        last = sse_event(shape.chunk(index, {}, reason) | extra)
+                        if usage is not None:
+                            if self._chat.include_usage:
+                                last += sse_event(shape.usage_chunk(usage))
+                            last += DONE_EVENT
+                        await _write(send, last)
         except KvhiveError as error:
             await _write(send, sse_event(describe_error(error)[1]))
         await _write(send, b"", more=False)
+
+    async def _collect(
+        self, shape: CompletionShape, events: AsyncGenerator[GenerationEvent, None]
+    ) -> dict[str, Any]:
+        wanted = self._chat.request.sampling.logprobs is not None
+        choices = [WholeChoice(logprobs=[] if wanted else None) for _ in range(self._chat.request.n)]
+        async for event in events:
+            match event:
+                case Delta(text, _, index):
+                    choices[index].pieces.append(text)
+                    entries = choices[index].logprobs
+                    if entries is not None:
+                        entries.extend(logprob_entries(event, self._frontend.token_piece))
+                case Finished(reason, usage, index):
+                    choices[index].reason = reason
+                    if usage is not None:
+                        return shape.completion(choices, usage)
+        raise Unavailable("the generation ended without a result")
 
     async def _farewell(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Tell the client that the server is stopping, as well as its response still allows."""
@@ -123,17 +151,6 @@ class CompletionExchange(Response):
                     await error_response(error)(scope, receive, send)
         except (TimeoutError, _ClientStalled, RuntimeError):
             return  # the client takes nothing any more, or its response was already complete
-
-
-async def _collect(shape: CompletionShape, events: AsyncGenerator[GenerationEvent, None]) -> dict[str, Any]:
-    pieces: list[str] = []
-    async for event in events:
-        match event:
-            case Delta(text):
-                pieces.append(text)
-            case Finished(reason, usage):
-                return shape.completion("".join(pieces), reason, usage)
-    raise Unavailable("the generation ended without a result")
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -7,13 +7,16 @@ checked behind this door, by `validate_request`, as for gRPC.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kvhive.proto.errors import InvalidRequest
+from kvhive.router.field_checks import spell_text
 from kvhive.router.http_body import json_type
-from kvhive.router.request import ChatMessage, ChatPrompt, GenerateRequest, SamplingParams
+from kvhive.router.request import ChatMessage, ChatPrompt, GenerateRequest
+from kvhive.router.sampling_params import SamplingParams, check_logprobs
 
 DEFAULT_TEMPERATURE = 1.0
 """OpenAI's default, so that its clients find what they know; over gRPC the default is 0."""
@@ -35,18 +38,20 @@ _SUPPORTED = {
     "ignore_eos",
     "cache_salt",
     "prompt_cache_key",
+    "n",
+    "logprobs",
+    "top_logprobs",
+    "logit_bias",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "typical_p",
+    "min_tokens",
+    "priority",
 }
 _IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_retention"}
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "n": (1,),
     "best_of": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_tokens": (0,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
@@ -56,6 +61,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "modalities": (["text"],),
 }
 """Fields that are not supported, with the values that ask for nothing."""
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 _IGNORED_IN_MESSAGES = {"name", "refusal", "annotations"}
 
 
@@ -81,6 +87,8 @@ def parse_chat_completion(body: dict[str, Any], request_id: str) -> ChatCompleti
             cache_salt=_typed(given, "cache_salt", str, ""),
             cache_key=_typed(given, "prompt_cache_key", str, ""),
             request_id=request_id,
+            n=_typed(given, "n", int, 1),
+            priority=_typed(given, "priority", int, 0),
         ),
         stream=stream,
         include_usage=_include_usage(given, stream),
@@ -155,6 +163,13 @@ def _sampling(given: Mapping[str, Any]) -> SamplingParams:
         stop=_stops(given),
         stop_token_ids=_items(given, "stop_token_ids", int),
         ignore_eos=_typed(given, "ignore_eos", bool, False),
+        typical_p=_number(given, "typical_p", 1.0),
+        repetition_penalty=_number(given, "repetition_penalty", 1.0),
+        frequency_penalty=_number(given, "frequency_penalty", 0.0),
+        presence_penalty=_number(given, "presence_penalty", 0.0),
+        logit_bias=_logit_bias(given),
+        min_tokens=_typed(given, "min_tokens", int, 0),
+        logprobs=_logprobs(given),
     )
 
 
@@ -164,6 +179,24 @@ def _max_tokens(given: Mapping[str, Any]) -> int | None:
     if old is not None and new is not None and old != new:
         raise InvalidRequest("max_completion_tokens", "must equal max_tokens where both are given")
     return old if new is None else new
+
+
+def _logprobs(given: Mapping[str, Any]) -> int | None:
+    wanted = _typed(given, "logprobs", bool, False)
+    top: int = _typed(given, "top_logprobs", int, 0)
+    check_logprobs("top_logprobs", top)
+    if top and not wanted:
+        raise InvalidRequest("top_logprobs", "is only allowed with logprobs: true")
+    return top if wanted else None
+
+
+def _logit_bias(given: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:
+    entries: dict[str, Any] = _typed(given, "logit_bias", dict, {})
+    for key, bias in entries.items():
+        if not _TOKEN_ID.fullmatch(key):
+            raise InvalidRequest("logit_bias", f"keys must be token ids, one is {spell_text(key)}")
+        _number({f"logit_bias[{key}]": bias}, f"logit_bias[{key}]", 0.0)
+    return tuple(sorted((int(key), bias) for key, bias in entries.items()))
 
 
 def _stops(given: Mapping[str, Any]) -> tuple[str, ...]:

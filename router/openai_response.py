@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -12,12 +12,23 @@ from starlette.responses import JSONResponse
 from kvhive.proto.errors import InvalidRequest, KvhiveError, Overloaded, TimedOut, Unavailable
 from kvhive.router.frontend import FinishReason, ModelInfo, Usage
 from kvhive.router.http_body import BodyTimeout, BodyTooLarge
+from kvhive.router.openai_logprobs import logprobs_body
 
 RETRY_AFTER_S = 1
 """What Retry-After says: queues here drain in about that time."""
 DONE_EVENT = b"data: [DONE]\n\n"
 _SPELLINGS = {"prompt": "messages", "cache_key": "prompt_cache_key", "request_id": "x-request-id"}
 """Fields of the internal request that this dialect calls otherwise."""
+
+
+@dataclass(slots=True)
+class WholeChoice:
+    """One choice of an answer that is sent as a whole."""
+
+    pieces: list[str] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] | None = None
+    """None where they were not asked for."""
+    reason: FinishReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +40,29 @@ class CompletionShape:
     created: int
     """Unix time in seconds."""
 
-    def completion(self, text: str, reason: FinishReason, usage: Usage) -> dict[str, Any]:
+    def completion(self, choices: Sequence[WholeChoice], usage: Usage) -> dict[str, Any]:
         """Return a whole answer."""
-        message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
-        return self._envelope("chat.completion") | {"choices": [choice], "usage": usage_body(usage)}
+        bodies = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": "".join(choice.pieces), "refusal": None},
+                "logprobs": None if choice.logprobs is None else logprobs_body(choice.logprobs),
+                "finish_reason": choice.reason,
+            }
+            for index, choice in enumerate(choices)
+        ]
+        return self._envelope("chat.completion") | {"choices": bodies, "usage": usage_body(usage)}
 
-    def chunk(self, delta: Mapping[str, str], reason: FinishReason | None = None) -> dict[str, Any]:
-        """Return one piece of a stream."""
-        choice = {"index": 0, "delta": dict(delta), "logprobs": None, "finish_reason": reason}
+    def chunk(
+        self,
+        index: int,
+        delta: Mapping[str, str],
+        reason: FinishReason | None = None,
+        logprobs: Sequence[dict[str, Any]] = (),
+    ) -> dict[str, Any]:
+        """Return one piece of a stream: news of one choice."""
+        body = logprobs_body(logprobs) if logprobs else None
+        choice = {"index": index, "delta": dict(delta), "logprobs": body, "finish_reason": reason}
         return self._envelope("chat.completion.chunk") | {"choices": [choice]}
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:
@@ -66,6 +91,8 @@ def usage_body(usage: Usage) -> dict[str, Any]:
             "reachable_tokens": usage.reachable_tokens,
             "written_tokens": usage.written_tokens,
             "failovers": usage.failovers,
+            "drafted_tokens": usage.drafted_tokens,
+            "accepted_tokens": usage.accepted_tokens,
         },
     }
 

@@ -12,9 +12,11 @@ from kvhive.router.tokenizer import TextTokenizer
 class OutputText:
     """The text of one generation. Feed it tokens in order, then `finish` once."""
 
-    def __init__(self, tokenizer: TextTokenizer, stops: Sequence[str]) -> None:
+    def __init__(self, tokenizer: TextTokenizer, stops: Sequence[str], min_tokens: int = 0) -> None:
+        """Prepare; no stop string that is complete before `min_tokens` tokens ends the text."""
         self._detokenizer = IncrementalDetokenizer(tokenizer)
         self._matcher = StopStringMatcher(stops)
+        self._min_tokens = min_tokens
         self.token_ids: list[int] = []
         """Every token taken in, up to and including the one that completed a stop string."""
         self.stopped = False
@@ -30,7 +32,7 @@ class OutputText:
                 break
             taken += 1
             self.token_ids.append(token)
-            emitted, self.stopped = self._matcher.push(self._detokenizer.push([token]))
+            emitted, self.stopped = self._matcher.push(self._detokenizer.push([token]), self._may_end)
             text.append(emitted)
         return "".join(text), tuple(token_ids[:taken])
 
@@ -38,5 +40,9 @@ class OutputText:
         """Return what was held back: an incomplete character, the beginning of a stop string."""
         if self.stopped:
             return ""
-        emitted, self.stopped = self._matcher.push(self._detokenizer.flush())
+        emitted, self.stopped = self._matcher.push(self._detokenizer.flush(), self._may_end)
         return emitted + ("" if self.stopped else self._matcher.flush())
+
+    @property
+    def _may_end(self) -> bool:
+        return len(self.token_ids) >= self._min_tokens

@@ -25,10 +25,11 @@ class StopStringMatcher:
         self._held = ""
         self._stopped = False
 
-    def push(self, text: str) -> tuple[str, bool]:
+    def push(self, text: str, may_end: bool = True) -> tuple[str, bool]:
         """Return the text that may be emitted now, and whether a stop string ended the output.
 
-        After the end, nothing more is emitted.
+        After the end, nothing more is emitted. While the output may not end yet, a stop string that is
+        completed is text like any other.
         """
         if self._stopped:
             return "", True
@@ -37,7 +38,7 @@ class StopStringMatcher:
         pending = self._held + text
         for position in range(len(self._held), len(pending)):
             length = self._advance(pending[position])
-            if length:
+            if length and may_end:
                 self._stopped = True
                 self._held = ""
                 return pending[: position + 1 - length], True
@@ -63,6 +64,7 @@ class StopStringMatcher:
                 matched += 1
             if matched == len(stop):
                 longest = max(longest, matched)
+                matched = self._failures[index][-1]  # for an output that goes on
             self._matched[index] = matched
         return longest
 

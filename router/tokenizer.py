@@ -98,6 +98,14 @@ class TextTokenizer:
                 f"must have at most {self._max_tokens} tokens, has at least {least} ({len(text)} characters)",
             )
 
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token controls the model and has no text in its output."""
+        return token_id in self._skipped
+
+    def token_name(self, token_id: int) -> str:
+        """Return a token as the vocabulary spells it; ids beyond it are `<|id|>`."""
+        return self._tokenizer.id_to_token(token_id) or f"<|{token_id}|>"
+
     @property
     def is_byte_level(self) -> bool:
         """Whether every token is a fixed string of bytes (`token_bytes`), whatever stands beside it."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection
+import logging
+from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +13,8 @@ import grpc
 from kvhive.proto.errors import ComputeError, InvalidRequest, KvhiveError, TimedOut
 from kvhive.proto.transport import CLUSTER_TOKEN_KEY, MAX_MESSAGE_BYTES
 from kvhive.proto.v1 import worker_pb2, worker_pb2_grpc
+
+log = logging.getLogger(__name__)
 
 # With these a killed worker is known in milliseconds and a hung one in about a second, long before its lease.
 _CHANNEL_OPTIONS = [
@@ -24,6 +27,10 @@ _CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
 ]
+
+
+STOP_TIMEOUT_S = 1.0
+"""Longest that a stream waits for its worker to hear that a choice is to stop: that is a courtesy."""
 
 
 class WorkerLost(KvhiveError):
@@ -44,6 +51,13 @@ class WorkerClient(Protocol):
 
         Raises WorkerLost or WorkerBusy, or InvalidRequest, TimedOut and ComputeError, which would be the
         same elsewhere.
+        """
+        ...
+
+    async def stop_choices(self, address: str, request_id: str, choices: Sequence[int]) -> None:
+        """Tell a worker that some choices of a running request are not wanted any more.
+
+        Advice: a worker that does not hear it goes on in vain. Raises nothing.
         """
         ...
 
@@ -81,6 +95,16 @@ class GrpcWorkerClient:
         finally:
             call.cancel()
             connection.calls -= 1
+
+    async def stop_choices(self, address: str, request_id: str, choices: Sequence[int]) -> None:
+        """See WorkerClient."""
+        request = worker_pb2.StopChoicesRequest(request_id=request_id, choices=choices)
+        try:
+            await self._connection(address).stub.StopChoices(
+                request, metadata=self._metadata, timeout=STOP_TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError as error:  # its stream will say what is wrong with it
+            log.debug("not stopped request_id=%s choices=%s: %s", request_id, choices, error.code().name)
 
     async def retain(self, addresses: Collection[str]) -> None:
         """Close the channels to all other addresses, but for those with a stream that still goes on."""

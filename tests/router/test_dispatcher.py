@@ -15,7 +15,8 @@ from router_rig import RouterRig, running_router
 
 from kvhive.proto.errors import InvalidRequest, Overloaded, Unavailable
 from kvhive.proto.index_schema import WorkerState
-from kvhive.router.request import GenerateRequest, SamplingParams, TokenPrompt
+from kvhive.router.request import GenerateRequest, TokenPrompt
+from kvhive.router.sampling_params import SamplingParams
 from kvhive.scripts.embedded_redis import EmbeddedRedis
 
 

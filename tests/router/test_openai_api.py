@@ -8,11 +8,19 @@ from typing import Any
 import pytest
 
 from kvhive.proto.errors import InvalidRequest, KvhiveError, Overloaded, Unavailable
-from kvhive.router.frontend import Usage
+from kvhive.router.frontend import Delta, TokenLogprobs, TokenPiece, Usage
 from kvhive.router.http_body import BodyTooLarge, parse_object
+from kvhive.router.openai_logprobs import logprob_entries
 from kvhive.router.openai_request import ChatCompletionRequest, parse_chat_completion
-from kvhive.router.openai_response import CompletionShape, describe_error, error_response, sse_event
-from kvhive.router.request import ChatMessage, ChatPrompt, SamplingParams
+from kvhive.router.openai_response import (
+    CompletionShape,
+    WholeChoice,
+    describe_error,
+    error_response,
+    sse_event,
+)
+from kvhive.router.request import ChatMessage, ChatPrompt
+from kvhive.router.sampling_params import SamplingParams
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -45,11 +53,40 @@ def test_every_supported_field_arrives() -> None:
         ignore_eos=True,
         cache_salt="s",
         prompt_cache_key="k",
+        n=3,
+        priority=-2,
+        logprobs=True,
+        top_logprobs=4,
+        logit_bias={"7": -1.5, "5": 100},
+        frequency_penalty=0.5,
+        presence_penalty=-1,
+        repetition_penalty=1.25,
+        typical_p=0.75,
+        min_tokens=2,
         user="ignored",
         store=True,
         metadata={"a": "b"},
     )
-    assert chat.request.sampling == SamplingParams(7, 0, 3, 0.5, 0.1, 9, ("a", "b"), (4,), True)
+    assert chat.request.sampling == SamplingParams(
+        max_tokens=7,
+        temperature=0,
+        top_k=3,
+        top_p=0.5,
+        min_p=0.1,
+        seed=9,
+        stop=("a", "b"),
+        stop_token_ids=(4,),
+        ignore_eos=True,
+        typical_p=0.75,
+        repetition_penalty=1.25,
+        frequency_penalty=0.5,
+        presence_penalty=-1,
+        logit_bias=((5, 100), (7, -1.5)),
+        min_tokens=2,
+        logprobs=4,
+    )
+    assert (chat.request.n, chat.request.priority) == (3, -2)
+    assert parse(logprobs=True).request.sampling.logprobs == 0
     assert (chat.request.model, chat.request.cache_salt, chat.request.cache_key) == ("m", "s", "k")
     assert (chat.stream, chat.include_usage) == (True, True)
     assert parse(stop="x").request.sampling.stop == ("x",)
@@ -90,16 +127,9 @@ def test_unsupported_fields_may_ask_for_nothing() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("n", 2),
-        ("n", True),
-        ("n", 10**6),
         ("best_of", 2),
-        ("logprobs", True),
-        ("logprobs", 5),
-        ("top_logprobs", 10**4),
-        ("logit_bias", {"5": 1}),
-        ("presence_penalty", 0.5),
-        ("frequency_penalty", -1),
+        ("best_of", 10**6),
+        ("prompt_logprobs", 1),
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
         ("functions", [{}]),
@@ -126,6 +156,21 @@ def test_fields_that_would_change_the_answer_are_refused_by_name(name: str, valu
         ({"max_tokens": True}, "max_tokens: must be an integer, is a boolean"),
         ({"temperature": "1"}, "temperature: must be a number, is a string"),
         ({"top_p": False}, "top_p: must be a number, is a boolean"),
+        ({"n": True}, "n: must be an integer, is a boolean"),
+        ({"n": 1.0}, "n: must be an integer, is a number"),
+        ({"priority": "high"}, "priority: must be an integer, is a string"),
+        ({"logprobs": 5}, "logprobs: must be a boolean, is an integer"),
+        ({"top_logprobs": 2}, "top_logprobs: is only allowed with logprobs: true"),
+        ({"top_logprobs": 10**4}, "top_logprobs: must be between 0 and 20, is 10000"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs: must be between 0 and 20, is -1"),
+        ({"logprobs": True, "top_logprobs": 2.5}, "top_logprobs: must be an integer, is a number"),
+        ({"logit_bias": [1]}, "logit_bias: must be an object, is an array"),
+        ({"logit_bias": {"a": 1}}, "logit_bias: keys must be token ids, one is 'a'"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias: keys must be token ids, one is '-1'"),
+        ({"logit_bias": {"05": 1}}, "logit_bias: keys must be token ids, one is '05'"),
+        ({"logit_bias": {"9" * 999: 1}}, f"logit_bias: keys must be token ids, one is '{'9' * 64}...'"),
+        ({"logit_bias": {"5": "1"}}, "logit_bias[5]: must be a number, is a string"),
+        ({"frequency_penalty": True}, "frequency_penalty: must be a number, is a boolean"),
         ({"stream": 1}, "stream: must be a boolean, is an integer"),
         ({"model": 3}, "model: must be a string, is an integer"),
         ({"stop": 3}, "stop: must be an array, is an integer"),
@@ -203,12 +248,28 @@ USAGE = Usage(10, 3, cached_tokens=8, reachable_tokens=9, worker_id="w1", route_
 def test_answers_have_openais_shape() -> None:
     from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-    whole = ChatCompletion.model_validate(SHAPE.completion("hi", "stop", USAGE), strict=True)
-    assert whole.choices[0].message.content == "hi"
+    entries = logprob_entries(
+        Delta("hi", (7,), 1, (TokenLogprobs(-0.5, ((7, -0.5), (8, -1e9))),)),
+        lambda token_id: TokenPiece(f"t{token_id}", b"\xf0"),
+    )
+    choices = [WholeChoice(["h", "i"], None, "stop"), WholeChoice(["hi"], entries, "length")]
+    whole = ChatCompletion.model_validate(SHAPE.completion(choices, USAGE), strict=True)
+    assert [c.message.content for c in whole.choices] == ["hi", "hi"]
+    assert [(c.index, c.finish_reason) for c in whole.choices] == [(0, "stop"), (1, "length")]
+    assert whole.choices[0].logprobs is None and whole.choices[1].logprobs is not None
+    (entry,) = whole.choices[1].logprobs.content or []
+    assert (entry.token, entry.logprob, entry.bytes) == ("t7", -0.5, [0xF0])
+    assert [(top.token, top.logprob) for top in entry.top_logprobs] == [("t7", -0.5), ("t8", -9999.0)]
     assert whole.usage is not None and whole.usage.total_tokens == 13
     assert whole.usage.prompt_tokens_details is not None
     assert whole.usage.prompt_tokens_details.cached_tokens == 8
-    for body in (SHAPE.chunk({"content": "x"}), SHAPE.chunk({}, "length"), SHAPE.usage_chunk(USAGE)):
+    chunks = [
+        SHAPE.chunk(0, {"content": "x"}),
+        SHAPE.chunk(3, {"content": ""}, logprobs=entries),
+        SHAPE.chunk(1, {}, "length"),
+        SHAPE.usage_chunk(USAGE),
+    ]
+    for body in chunks:
         ChatCompletionChunk.model_validate(body, strict=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -12,18 +13,18 @@ from kvhive.router.request import (
     ChatPrompt,
     GenerateRequest,
     Prompt,
-    SamplingParams,
     TextPrompt,
     TokenPrompt,
     check_prompt_length,
     resolve_max_tokens,
     validate_request,
 )
+from kvhive.router.sampling_params import SamplingParams
 
 VOCAB, CONTEXT = 1000, 8192
 
 
-def check(prompt: Prompt | None = None, sampling: SamplingParams | None = None, **fields: str) -> None:
+def check(prompt: Prompt | None = None, sampling: SamplingParams | None = None, **fields: Any) -> None:
     request = GenerateRequest(prompt or TextPrompt("hi"), sampling or SamplingParams(), **fields)
     validate_request(request, VOCAB, CONTEXT)
 
@@ -36,6 +37,18 @@ def test_good_requests_pass() -> None:
     check(ChatPrompt((ChatMessage("user", "x"),) * 4096))
     check(sampling=SamplingParams(max_tokens=CONTEXT, temperature=100, top_k=2**31 - 1, top_p=1e-9, min_p=1))
     check(sampling=SamplingParams(seed=2**64 - 1, stop=("x" * 256,) * 16, stop_token_ids=(1,) * 64))
+    extremes = SamplingParams(
+        max_tokens=9,
+        typical_p=1e-9,
+        repetition_penalty=10,
+        frequency_penalty=-2,
+        presence_penalty=2,
+        logit_bias=tuple((i % VOCAB, -100) for i in range(1000)),
+        min_tokens=9,
+        logprobs=20,
+        prompt_logprobs=0,
+    )
+    check(sampling=extremes, n=16, priority=-10)
     check(cache_salt="s" * 256, cache_key="k" * 256, request_id="r" * 128, model="any")
 
 
@@ -58,6 +71,27 @@ def test_good_requests_pass() -> None:
         (SamplingParams(top_p=1.01), "top_p: must be between 0 and 1, is 1.01"),
         (SamplingParams(min_p=-math.inf), "min_p: must be between 0 and 1, is -inf"),
         (SamplingParams(top_k=-1), "top_k: must be between 0 and 2147483647, is -1"),
+        (SamplingParams(typical_p=0), "typical_p: must be above 0 and at most 1, is 0"),
+        (SamplingParams(typical_p=1.1), "typical_p: must be between 0 and 1, is 1.1"),
+        (SamplingParams(repetition_penalty=0), "repetition_penalty: must be above 0 and at most 10, is 0"),
+        (SamplingParams(repetition_penalty=math.inf), "repetition_penalty: must be between 0 and 10, is inf"),
+        (SamplingParams(frequency_penalty=2.1), "frequency_penalty: must be between -2 and 2, is 2.1"),
+        (SamplingParams(presence_penalty=math.nan), "presence_penalty: must be between -2 and 2, is nan"),
+        (SamplingParams(5, min_tokens=6), "min_tokens: must be between 0 and 5, is 6"),
+        (SamplingParams(min_tokens=-1), "min_tokens: must be between 0 and 8192, is -1"),
+        (SamplingParams(logprobs=-1), "logprobs: must be between 0 and 20, is -1"),
+        (SamplingParams(logprobs=10**6), "logprobs: must be between 0 and 20, is 1000000"),
+        (SamplingParams(prompt_logprobs=21), "prompt_logprobs: must be between 0 and 20, is 21"),
+        (SamplingParams(logit_bias=((1, 101),)), "logit_bias[1]: must be between -100 and 100, is 101"),
+        (SamplingParams(logit_bias=((1, math.nan),)), "logit_bias[1]: must be between -100 and 100, is nan"),
+        (
+            SamplingParams(logit_bias=((0, 1), (1000, 1))),
+            "logit_bias: token ids must be between 0 and 999, one is 1000",
+        ),
+        (
+            SamplingParams(logit_bias=tuple((i, 1) for i in range(1025))),
+            "logit_bias: must have at most 1024 entries, has 1025",
+        ),
         (SamplingParams(seed=2**64), f"seed: must be between 0 and {2**64 - 1}, is {2**64}"),
         (SamplingParams(stop=("x",) * 17), "stop: must be at most 16 strings, is 17"),
         (SamplingParams(stop=("a", "")), "stop[1]: must be 1 to 256 characters, is empty"),
@@ -113,9 +147,13 @@ def test_prompt_limits(prompt: Prompt, message: str) -> None:
         ({"request_id": "a\n"}, "request_id"),
         ({"request_id": "é"}, "request_id"),
         ({"model": "\ud800"}, "model"),
+        ({"n": 0}, "n"),
+        ({"n": 17}, "n"),
+        ({"n": 10**6}, "n"),
+        ({"priority": 11}, "priority"),
     ],
 )
-def test_name_limits(fields: dict[str, str], field: str) -> None:
+def test_request_limits(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         check(**fields)
     assert caught.value.field == field
@@ -132,9 +170,14 @@ def test_a_prompt_must_leave_room_for_output() -> None:
 
 
 def test_max_tokens_is_what_the_context_leaves() -> None:
-    assert resolve_max_tokens(20, None, CONTEXT) == CONTEXT - 20
-    assert resolve_max_tokens(CONTEXT - 1, None, CONTEXT) == 1
-    assert resolve_max_tokens(20, CONTEXT - 20, CONTEXT) == CONTEXT - 20
+    def resolve(prompt_tokens: int, max_tokens: int | None, **fields: int) -> int:
+        return resolve_max_tokens(prompt_tokens, SamplingParams(max_tokens, **fields), CONTEXT)
+
+    assert resolve(20, None) == CONTEXT - 20
+    assert resolve(CONTEXT - 1, None) == 1
+    assert resolve(20, CONTEXT - 20) == CONTEXT - 20
     for asked in (0, -1, CONTEXT - 19, 10**9):
         with pytest.raises(InvalidRequest, match=r"between 1 and 8172 .*context of 8192 .*prompt's 20\), is"):
-            resolve_max_tokens(20, asked, CONTEXT)
+            resolve(20, asked)
+    with pytest.raises(InvalidRequest, match="min_tokens: must be between 0 and 8172, is 8173"):
+        resolve(20, None, min_tokens=8173)

@@ -17,15 +17,16 @@ from worker_rig import TOKEN, WorkerRig, running_worker
 from kvhive.proto.block_hash import root_hash
 from kvhive.proto.index_schema import IndexKeys, WorkerRecord, WorkerState
 from kvhive.router.dispatcher import Dispatcher, DispatchLimits
-from kvhive.router.frontend import Delta, Finished, ModelInfo, Started, Usage
+from kvhive.router.frontend import Delta, Finished, ModelInfo, Started, TokenLogprobs, Usage
 from kvhive.router.kv_index_mirror import KvIndexMirror
 from kvhive.router.kv_index_reader import KvIndexReader
 from kvhive.router.load_tracker import LoadTracker
 from kvhive.router.placement import Placer, RoutingState
 from kvhive.router.predicted_blocks import PredictedBlocks
 from kvhive.router.prompt import PromptPreparer
-from kvhive.router.request import GenerateRequest, SamplingParams, TokenPrompt
+from kvhive.router.request import GenerateRequest, TokenPrompt
 from kvhive.router.routing_policy import KvAwarePolicy
+from kvhive.router.sampling_params import SamplingParams
 from kvhive.router.tokenizer import TextTokenizer
 from kvhive.router.worker_client import GrpcWorkerClient
 from kvhive.router.worker_registry import ModelSpec, WorkerRegistry
@@ -39,16 +40,19 @@ CONTEXT = 8192
 
 @dataclass
 class Answer:
-    """Everything one generation brought."""
+    """Everything one choice brought."""
 
     started: Started | None = None
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     finished: Finished | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @property
     def usage(self) -> Usage:
         assert self.finished is not None, "the generation did not finish"
+        assert self.finished.usage is not None, "it was not the last one to finish"
         return self.finished.usage
 
 
@@ -69,27 +73,35 @@ class RouterRig:
         return await self.run(request)
 
     async def run(self, request: GenerateRequest, begun: asyncio.Event | None = None) -> Answer:
-        answer = Answer()
+        """Run a request of one choice."""
+        (answer,) = await self.run_all(request, begun)
+        return answer
+
+    async def run_all(self, request: GenerateRequest, begun: asyncio.Event | None = None) -> list[Answer]:
+        """Run a request and return its choices; sets `begun` when each of them has output."""
+        answers = [Answer() for _ in range(request.n)]
         async with aclosing(self.dispatcher.generate(request)) as events:
             async for event in events:
                 match event:
                     case Started():
-                        answer.started = event
-                    case Delta(text, token_ids):
-                        answer.text += text
-                        answer.token_ids.extend(token_ids)
-                        if begun is not None:
+                        for answer in answers:
+                            answer.started = event
+                    case Delta():
+                        answer = answers[event.choice]
+                        assert answer.finished is None, "news of a choice that has ended"
+                        answer.text += event.text
+                        answer.token_ids.extend(event.token_ids)
+                        answer.logprobs.extend(event.logprobs)
+                        answer.prompt_logprobs.extend(event.prompt_logprobs)
+                        if begun is not None and all(answer.token_ids for answer in answers):
                             begun.set()
                     case Finished():
-                        answer.finished = event
-        return answer
+                        answers[event.choice].finished = event
+        return answers
 
-    def oracle(self, tokens: list[int], length: int) -> list[int]:
+    def oracle(self, tokens: list[int], length: int, choice: int = 0) -> list[int]:
         """What any right worker generates."""
-        runner, sequence = next(iter(self.workers.values())).runner, list(tokens)
-        for _ in range(length):
-            sequence.append(runner.next_token(sequence))
-        return sequence[len(tokens) :]
+        return next(iter(self.workers.values())).oracle(tokens, length, choice)
 
     async def indexed(self) -> None:
         """Wait until the mirror holds what the pools hold."""

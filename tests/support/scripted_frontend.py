@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator
 
 from kvhive.proto.errors import ComputeError, InvalidRequest, Overloaded, TimedOut, Unavailable
-from kvhive.router.frontend import Delta, Finished, GenerationEvent, ModelInfo, Started, Usage
+from kvhive.router.frontend import Delta, Finished, GenerationEvent, ModelInfo, Started, TokenPiece, Usage
 from kvhive.router.request import ChatPrompt, GenerateRequest, Prompt, TextPrompt, validate_request
 
 REFUSALS = {
@@ -50,6 +50,9 @@ class ScriptedFrontend:
 
     def models(self) -> list[ModelInfo]:
         return [ModelInfo("demo", 8192, 1000, "ab12", 77)]
+
+    def token_piece(self, token_id: int) -> TokenPiece:
+        return TokenPiece(f"t{token_id}", b"t%d" % token_id)
 
     def ready(self) -> bool:
         return self.is_ready

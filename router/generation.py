@@ -1,0 +1,131 @@
+"""One request on its way: what is fixed, and what its workers have brought of each choice so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from kvhive.proto.v1 import worker_pb2
+from kvhive.router.frontend import Delta, Finished, FinishReason, TokenLogprobs, Usage
+from kvhive.router.output_text import OutputText
+from kvhive.router.placement import Placement
+from kvhive.router.prompt import PreparedPrompt
+from kvhive.router.request import GenerateRequest
+
+
+@dataclass(slots=True)
+class Choice:
+    """One of a request's n answers."""
+
+    index: int
+    output: OutputText
+    ended: bool = False
+    drafted: int = 0
+    """Drafts that the present worker has verified; `earlier_drafted` is what those before it had."""
+    accepted: int = 0
+    earlier_drafted: int = 0
+    earlier_accepted: int = 0
+
+    def moved(self) -> None:
+        """Its next news come from another worker, which counts from nothing."""
+        self.earlier_drafted, self.drafted = self.earlier_drafted + self.drafted, 0
+        self.earlier_accepted, self.accepted = self.earlier_accepted + self.accepted, 0
+
+
+@dataclass(slots=True)
+class Generation:
+    """The state of one request, which outlives the workers that it loses."""
+
+    request: GenerateRequest
+    request_id: str
+    """The caller's, for headers and logs; two requests may bear the same one."""
+    wire_id: str
+    """Ours, never used twice."""
+    prompt: PreparedPrompt
+    max_tokens: int
+    seed: int
+    choices: list[Choice]
+    stop_token_ids: list[int]
+    cached_tokens: int | None = None
+    written_tokens: int = 0
+    failovers: int = 0
+    passes: int = 0
+    """Times a worker's queue was full."""
+    avoid: set[str] = field(default_factory=set)
+    """Workers that were lost or full."""
+    prompt_positions: int = 0
+    """Prompt log-probabilities that went out, and of them how many the present worker has repeated."""
+    repeated_positions: int = 0
+
+    @property
+    def unfinished(self) -> list[Choice]:
+        """The choices that have not ended."""
+        return [choice for choice in self.choices if not choice.ended]
+
+    @property
+    def untouched(self) -> bool:
+        """Whether no choice has a token yet, so that all may start again as one."""
+        return not any(choice.output.token_ids or choice.ended for choice in self.choices)
+
+    def moved(self) -> None:
+        """What comes next comes from another worker."""
+        self.repeated_positions = 0
+        for choice in self.choices:
+            choice.moved()
+
+    def take(
+        self, message: worker_pb2.WorkerGenerateResponse, placement: Placement
+    ) -> Iterator[Delta | Finished]:
+        """Take in what a worker sent and yield what it means; the last choice's end carries the usage."""
+        if self.cached_tokens is None and message.HasField("cached_tokens"):
+            self.cached_tokens, self.written_tokens = message.cached_tokens, message.written_tokens
+        yield from self._prompt_logprobs(message.prompt_logprobs)
+        for update in message.updates:
+            if update.choice < len(self.choices) and not self.choices[update.choice].ended:
+                yield from self._update(self.choices[update.choice], update, placement)
+
+    def cut_short(self, update: worker_pb2.ChoiceUpdate) -> bool:
+        """Whether a choice has ended here though its worker, after this update, would go on."""
+        return self.choices[update.choice].ended and not update.HasField("finished")
+
+    def _prompt_logprobs(self, positions: Sequence[worker_pb2.TokenLogprobs]) -> Iterator[Delta]:
+        """Pass on what the client has not had; a worker that took over starts from the beginning."""
+        old = min(len(positions), self.prompt_positions - self.repeated_positions)
+        self.repeated_positions += len(positions)
+        self.prompt_positions += len(positions) - old
+        if len(positions) > old:
+            yield Delta("", prompt_logprobs=tuple(map(_logprobs, positions[old:])))
+
+    def _update(
+        self, choice: Choice, update: worker_pb2.ChoiceUpdate, placement: Placement
+    ) -> Iterator[Delta | Finished]:
+        output, index = choice.output, choice.index
+        text, token_ids = output.push(update.token_ids)
+        choice.drafted, choice.accepted = update.drafted_tokens, update.accepted_tokens
+        if text or token_ids:
+            yield Delta(text, token_ids, index, tuple(map(_logprobs, update.logprobs[: len(token_ids)])))
+        if output.stopped or update.HasField("finished"):
+            rest = output.finish()
+            if rest:
+                yield Delta(rest, choice=index)
+            choice.ended = True
+            reason: FinishReason = "stop" if update.finished.stopped or output.stopped else "length"
+            yield Finished(reason, None if self.unfinished else self._usage(placement), index)
+
+    def _usage(self, placement: Placement) -> Usage:
+        return Usage(
+            prompt_tokens=len(self.prompt.token_ids),
+            completion_tokens=sum(len(choice.output.token_ids) for choice in self.choices),
+            cached_tokens=self.cached_tokens or 0,
+            reachable_tokens=placement.reachable_tokens,
+            written_tokens=self.written_tokens,
+            worker_id=placement.worker_id,
+            route_reason=placement.decision.reason.value,
+            failovers=self.failovers,
+            drafted_tokens=sum(choice.earlier_drafted + choice.drafted for choice in self.choices),
+            accepted_tokens=sum(choice.earlier_accepted + choice.accepted for choice in self.choices),
+        )
+
+
+def _logprobs(position: worker_pb2.TokenLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(position.logprob, tuple(zip(position.top_ids, position.top_logprobs, strict=True)))
