@@ -24,13 +24,14 @@ MAY_IMPORT = {
 FORBIDDEN_THIRD_PARTY = {
     "proto": {"torch", "ray", "redis", "starlette", "transformers", "numpy"},
     "kernels": {"ray", "redis", "grpc", "transformers"},
-    "worker": {"transformers", "starlette", "tokenizers", "click"},
+    "worker": {"starlette", "tokenizers", "click"},
     "router": {"torch", "ray", "transformers", "accelerate", "click"},
     "scripts": set(),
 }
 # (third-party package, room) -> the only modules of the room that may import it
 ONLY_IMPORTERS = {
     ("ray", "worker"): {"worker.actor"},
+    ("transformers", "worker"): {"worker.transformers_model"},
     ("grpc", "worker"): {"worker.service", "worker.server"},
     ("redis", "worker"): {"worker.kv_event_publisher", "worker.server"},
 }

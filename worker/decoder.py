@@ -1,4 +1,4 @@
-"""The Llama model over a paged KV pool."""
+"""The native decoder over a paged KV pool: Llama and its relatives."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 import torch.nn.functional as F
 
-from kvhive.kernels.activation import silu_and_mul
+from kvhive.kernels.activation import gelu_tanh_and_mul, silu_and_mul
 from kvhive.kernels.paged_attention import paged_attention
 from kvhive.kernels.reshape_and_cache import reshape_and_cache
 from kvhive.kernels.rms_norm import add_rms_norm, rms_norm
@@ -15,11 +15,14 @@ from kvhive.kernels.rotary_embedding import rotary_embedding
 from kvhive.worker.decoder_config import DecoderConfig
 from kvhive.worker.decoder_weights import DecoderLayer, load_decoder
 from kvhive.worker.forward_batch import ForwardBatch
-from kvhive.worker.rope import inverse_frequencies
+from kvhive.worker.rope import inverse_frequencies, magnitude
+
+_Angles = list[tuple[torch.Tensor, torch.Tensor]]
+"""Cosines and sines, each [T, head_dim / 2] float32, of each kind of rotary embedding."""
 
 
 class DecoderModel:
-    """A decoder of RMSNorm, rotary grouped-query attention and SiLU-gated feed-forward layers."""
+    """Layers of RMSNorm, rotary grouped-query attention and gated feed-forward, as the config says."""
 
     def __init__(
         self,
@@ -31,8 +34,12 @@ class DecoderModel:
         """Take the weights, under their Hugging Face names. Raises ModelError if they do not fit."""
         self.config = config
         self._weights = load_decoder(config, weights, dtype, device)
-        self._frequencies = inverse_frequencies(config).to(device)
-        self._scale = config.head_dim**-0.5
+        ropes = list(dict.fromkeys(config.layer_rope(index) for index in range(config.layers)))
+        self._rope_of = [ropes.index(config.layer_rope(index)) for index in range(config.layers)]
+        self._windows = [config.layer_window(index) for index in range(config.layers)]
+        self._frequencies = [inverse_frequencies(rope, config.head_dim).to(device) for rope in ropes]
+        self._magnitudes = [magnitude(rope) for rope in ropes]
+        self._activation = gelu_tanh_and_mul if config.activation == "gelu_tanh" else silu_and_mul
 
     def forward(self, batch: ForwardBatch, pool: torch.Tensor) -> torch.Tensor:
         """Write the KV of all tokens into the pool and return the logits of the asked rows.
@@ -40,18 +47,37 @@ class DecoderModel:
         pool: [blocks, layers, 2, kv_heads, block_size, head_dim]
         Returns [S, vocab_size] in the model's dtype.
         """
-        angles = batch.positions[:, None].float() * self._frequencies
-        cos, sin = angles.cos(), angles.sin()
-        residual = F.embedding(batch.token_ids, self._weights.embedding)
-        hidden = rms_norm(residual, self._weights.layers[0].attention_norm, self.config.rms_norm_eps)
+        eps = self.config.rms_norm_eps
+        angles = self._angles(batch.positions)
+        residual = self._embed(batch.token_ids)
+        hidden = rms_norm(residual, self._weights.layers[0].attention_norm, eps)
         for index, layer in enumerate(self._weights.layers):
-            hidden = self._attention(layer, hidden, cos, sin, batch, pool[:, index])
-            hidden, residual = add_rms_norm(hidden, residual, layer.mlp_norm, self.config.rms_norm_eps)
-            hidden = layer.down(silu_and_mul(layer.gate_up(hidden)))
-            hidden, residual = add_rms_norm(
-                hidden, residual, self._next_norm(index), self.config.rms_norm_eps
-            )
-        return self._weights.head(hidden[batch.logit_rows])
+            hidden = self._attention(index, layer, hidden, angles, batch, pool[:, index])
+            if layer.post_attention_norm is not None:
+                hidden = rms_norm(hidden, layer.post_attention_norm, eps)
+            hidden, residual = add_rms_norm(hidden, residual, layer.mlp_norm, eps)
+            hidden = layer.down(self._activation(layer.gate_up(hidden)))
+            if layer.post_mlp_norm is not None:
+                hidden = rms_norm(hidden, layer.post_mlp_norm, eps)
+            hidden, residual = add_rms_norm(hidden, residual, self._next_norm(index), eps)
+        logits = self._weights.head(hidden[batch.logit_rows])
+        cap = self.config.final_softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def _angles(self, positions: torch.Tensor) -> _Angles:
+        steps = positions[:, None].float()
+        angles = [(angle.cos(), angle.sin()) for angle in (steps * each for each in self._frequencies)]
+        return [
+            (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
+            for (cos, sin), factor in zip(angles, self._magnitudes, strict=True)
+        ]
+
+    def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        embedded = F.embedding(token_ids, self._weights.embedding)
+        if not self.config.scaled_embedding:
+            return embedded
+        # The factor is rounded to the model's dtype first, as in training.
+        return embedded * torch.tensor(self.config.hidden_size**0.5).to(embedded)
 
     def _next_norm(self, index: int) -> torch.Tensor:
         """The norm after layer `index`: the next layer's first, or the model's last."""
@@ -60,18 +86,30 @@ class DecoderModel:
 
     def _attention(
         self,
+        index: int,
         layer: DecoderLayer,
         hidden: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        angles: _Angles,
         batch: ForwardBatch,
         pool_layer: torch.Tensor,
     ) -> torch.Tensor:
         config = self.config
         qkv = layer.qkv(hidden).view(hidden.shape[0], -1, config.head_dim)
         # Query and key heads lie side by side and turn by the same angles: one call for both.
-        turned = rotary_embedding(qkv[:, : config.heads + config.kv_heads], cos, sin)
+        heads = qkv[:, : config.heads + config.kv_heads]
+        if layer.query_norm is not None and layer.key_norm is not None:
+            query, key = heads.split((config.heads, config.kv_heads), dim=1)
+            query = rms_norm(query, layer.query_norm, config.rms_norm_eps)
+            heads = torch.cat((query, rms_norm(key, layer.key_norm, config.rms_norm_eps)), dim=1)
+        turned = rotary_embedding(heads, *angles[self._rope_of[index]])
         query, key = turned.split((config.heads, config.kv_heads), dim=1)
         reshape_and_cache(key, qkv[:, config.heads + config.kv_heads :], pool_layer, batch.slot_mapping)
-        attended = paged_attention(query, pool_layer, batch.attention, self._scale)
+        attended = paged_attention(
+            query,
+            pool_layer,
+            batch.attention,
+            config.attention_scale,
+            self._windows[index],
+            config.attention_softcap,
+        )
         return layer.output(attended.reshape(hidden.shape[0], -1))

@@ -2,131 +2,132 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from kvhive.proto.errors import ModelError
-from kvhive.worker.decoder_config import DTYPES, DecoderConfig, RopeScaling
+from kvhive.worker.config_json import Fields, architecture, checkpoint_dtype, eos_token_ids
+from kvhive.worker.decoder_config import DecoderConfig
+from kvhive.worker.rope_config_hf import gemma3_ropes, rope_of
 
-_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
-_REQUIRED = object()
+_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
-def config_from_directory(directory: Path) -> DecoderConfig:
-    """Read the configuration. Raises ModelError for what is missing, malformed or not a plain Llama."""
-    path = directory / "config.json"
-    raw = _read(path)
-    architectures = raw.get("architectures") or [raw.get("model_type", "unknown")]
-    if not isinstance(architectures, list) or architectures[0] not in _ARCHITECTURES:
-        raise ModelError(f"{path}: architecture {architectures} is not supported, {_ARCHITECTURES} are")
-    _refuse_unsupported(path, raw)
-    fields = _Fields(path, raw)
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What an architecture fixes without saying so in config.json."""
+
+    sliding: str = ""
+    """Which layers slide: "" none, `all`, `upper` (from max_window_layers on), or `pattern`."""
+    pattern: int = 0
+    """Every so many layers, one does not slide."""
+    qkv_bias: bool = False
+    """Q, K, V have biases and the output projection has none."""
+    qk_norm: bool = False
+    gemma: bool = False
+    """Norms, embedding, activation and attention scale as Gemma 2 and 3 have them."""
+    head_dim: int = 0
+    """Where config.json does not say; 0 is hidden_size / heads."""
+
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "LlamaForCausalLM": Family(),
+        "MistralForCausalLM": Family(sliding="all"),
+        "Qwen2ForCausalLM": Family(sliding="upper", qkv_bias=True),
+        "Qwen3ForCausalLM": Family(sliding="upper", qk_norm=True, head_dim=128),
+        "Gemma2ForCausalLM": Family(sliding="pattern", pattern=2, gemma=True, head_dim=256),
+        "Gemma3ForCausalLM": Family(sliding="pattern", pattern=6, gemma=True, qk_norm=True, head_dim=256),
+    }
+)
+"""The architectures of the native decoder, by the name of transformers' class."""
+
+
+def decoder_config_from_json(fields: Fields) -> DecoderConfig:
+    """Read the configuration of one of FAMILIES. Raises ModelError for what is missing or unsupported."""
+    name = architecture(fields)
+    family = FAMILIES[name]
+    activation = _check_supported(fields, family)
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
-    dtype = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
-    bias = bool(raw.get("attention_bias", False))
-    theta, scaling = _rope(fields)
+    layers = fields.integer("num_hidden_layers")
+    head_dim = fields.integer("head_dim", family.head_dim or hidden // max(heads, 1))
+    bias = fields.flag("attention_bias")
+    window, sliding_layers = _sliding(fields, family, layers)
+    rope, sliding_rope = gemma3_ropes(fields) if name == "Gemma3ForCausalLM" else (rope_of(fields), None)
     return DecoderConfig(
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden,
         intermediate_size=fields.integer("intermediate_size"),
-        layers=fields.integer("num_hidden_layers"),
+        layers=layers,
         heads=heads,
         kv_heads=fields.integer("num_key_value_heads", heads),
-        head_dim=fields.integer("head_dim", hidden // max(heads, 1)),
+        head_dim=head_dim,
         max_context=fields.integer("max_position_embeddings", 2048),
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-        rope_theta=theta,
-        rope_scaling=scaling,
-        tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        attention_bias=bias,
-        output_bias=bias,
-        mlp_bias=bool(raw.get("mlp_bias", False)),
-        eos_token_ids=_eos(directory, raw),
-        checkpoint_dtype=dtype if dtype in DTYPES else "float32",
+        rope=rope,
+        tie_embeddings=fields.flag("tie_word_embeddings", family.gemma),
+        attention_bias=bias or family.qkv_bias,
+        output_bias=bias and not family.qkv_bias,
+        mlp_bias=fields.flag("mlp_bias"),
+        eos_token_ids=eos_token_ids(fields),
+        checkpoint_dtype=checkpoint_dtype(fields),
+        attention_scale=_attention_scale(fields, family, head_dim),
+        activation=activation,
+        qk_norm=family.qk_norm,
+        norm_offset=family.gemma,
+        post_norms=family.gemma,
+        scaled_embedding=family.gemma,
+        window=window,
+        sliding_layers=sliding_layers,
+        sliding_rope=None if sliding_rope == rope else sliding_rope,
+        attention_softcap=fields.optional_number("attn_logit_softcapping") if family.gemma else None,
+        final_softcap=fields.optional_number("final_logit_softcapping") if family.gemma else None,
     )
 
 
-class _Fields:
-    """Typed access to a JSON mapping; a value of the wrong type is a ModelError that names it."""
-
-    def __init__(self, path: Path, raw: dict[str, Any]) -> None:
-        self.path = path
-        self.raw = raw
-
-    def integer(self, name: str, default: object = _REQUIRED) -> int:
-        value = self._get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise ModelError(f"{self.path}: {name} must be an integer, is {value!r}")
-        return value
-
-    def number(self, name: str, default: object = _REQUIRED) -> float:
-        value = self._get(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise ModelError(f"{self.path}: {name} must be a number, is {value!r}")
-        return float(value)
-
-    def _get(self, name: str, default: object) -> object:
-        value = self.raw.get(name)
-        if value is None:
-            if default is _REQUIRED:
-                raise ModelError(f"{self.path}: {name} is missing")
-            return default
-        return value
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise ModelError(f"{path}: must be a JSON object")
-    return raw
-
-
-def _refuse_unsupported(path: Path, raw: dict[str, Any]) -> None:
-    if raw.get("sliding_window") is not None:
-        raise ModelError(f"{path}: sliding_window attention is not supported")
-    if raw.get("hidden_act", "silu") != "silu":
-        raise ModelError(f"{path}: hidden_act {raw['hidden_act']!r} is not supported, silu is")
+def _check_supported(fields: Fields, family: Family) -> str:
+    """Refuse what would be computed wrongly; return our name of the activation."""
+    raw, path = fields.raw, fields.path
     if raw.get("quantization_config"):
         raise ModelError(f"{path}: quantized safetensors are not supported")
+    if raw.get("use_bidirectional_attention"):
+        raise ModelError(f"{path}: use_bidirectional_attention is not supported, answers are causal")
+    if not family.sliding and raw.get("sliding_window") is not None:
+        raise ModelError(f"{path}: {architecture(fields)} has no sliding_window, yet the file says one")
+    if family.gemma:
+        activation = raw.get("hidden_activation") or "gelu_pytorch_tanh"
+    else:
+        activation = raw.get("hidden_act") or "silu"
+    if activation not in _ACTIVATIONS:
+        raise ModelError(f"{path}: activation {activation!r} is not supported; {', '.join(_ACTIVATIONS)} are")
+    return _ACTIVATIONS[activation]
 
 
-def _rope(fields: _Fields) -> tuple[float, RopeScaling | None]:
-    """Read theta and scaling from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`."""
-    raw, path = fields.raw, fields.path
-    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    if not isinstance(scaling, dict):
-        raise ModelError(f"{path}: rope_parameters must be a mapping, is {scaling!r}")
-    theta = _Fields(path, scaling).number("rope_theta", raw.get("rope_theta") or 10000.0)
-    if scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise ModelError(f"{path}: partial rotary embedding is not supported")
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    inner = _Fields(path, scaling)
-    if kind == "default":
-        return theta, None
-    if kind == "linear":
-        return theta, RopeScaling("linear", inner.number("factor"))
-    if kind == "llama3":
-        return theta, RopeScaling(
-            "llama3",
-            inner.number("factor"),
-            inner.number("low_freq_factor"),
-            inner.number("high_freq_factor"),
-            inner.integer("original_max_position_embeddings"),
-        )
-    raise ModelError(f"{path}: rope scaling {kind!r} is not supported; default, linear and llama3 are")
+def _attention_scale(fields: Fields, family: Family, head_dim: int) -> float:
+    scalar = fields.number("query_pre_attn_scalar", 256) if family.gemma else float(head_dim)
+    # Whatever is not above zero is refused by the config's own check.
+    return scalar**-0.5 if scalar > 0 else 0.0
 
 
-def _eos(directory: Path, raw: dict[str, Any]) -> frozenset[int]:
-    """Return the end tokens: the generation config's where it names any, as transformers generates by it."""
-    path = directory / "generation_config.json"
-    value = _read(path).get("eos_token_id") if path.is_file() else None
-    if value is None:
-        value = raw.get("eos_token_id")
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
-        raise ModelError(f"{directory}: eos_token_id must be an integer or a list of them, is {value!r}")
-    return frozenset(ids)
+def _sliding(fields: Fields, family: Family, layers: int) -> tuple[int | None, frozenset[int]]:
+    """Return the window and the layers that attend within it."""
+    switched_off = family.sliding == "upper" and not fields.flag("use_sliding_window")
+    if not family.sliding or switched_off or fields.raw.get("sliding_window") is None:
+        return None, frozenset()
+    window, types = fields.integer("sliding_window"), fields.raw.get("layer_types")
+    every = range(min(layers, 1 << 16))
+    if family.sliding == "all":
+        return window, frozenset(every)
+    if types is not None:
+        if not isinstance(types, list) or len(types) != layers or {*types} - _LAYER_TYPES:
+            raise ModelError(
+                f"{fields.path}: layer_types must name {layers} layers {sorted(_LAYER_TYPES)}, is {types!r}"
+            )
+        return window, frozenset(index for index in every if types[index] == "sliding_attention")
+    if family.sliding == "upper":
+        first = fields.integer("max_window_layers", 28)
+        return window, frozenset(index for index in every if index >= first)
+    pattern = fields.integer("sliding_window_pattern", family.pattern)
+    return window, frozenset(index for index in every if (index + 1) % max(pattern, 1))

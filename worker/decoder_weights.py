@@ -1,4 +1,4 @@
-"""The tensors of a Llama model, with Q, K, V and gate, up fused into one matrix each."""
+"""The tensors of a decoder, with Q, K, V and gate, up fused into one matrix each."""
 
 from __future__ import annotations
 
@@ -15,14 +15,19 @@ from kvhive.worker.linear import Linear
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """One layer."""
+    """One layer. Norms are [hidden]; those that an architecture does not have are None."""
 
     attention_norm: torch.Tensor
     qkv: Linear
+    query_norm: torch.Tensor | None
+    """[head_dim]."""
+    key_norm: torch.Tensor | None
     output: Linear
+    post_attention_norm: torch.Tensor | None
     mlp_norm: torch.Tensor
     gate_up: Linear
     down: Linear
+    post_mlp_norm: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +78,13 @@ class _Places:
         self._device = device
         self._open: dict[str, torch.Tensor] = {}
         self._filled: set[str] = set()
+        self._offset_norms: list[torch.Tensor] = []
 
     def model(self, config: DecoderConfig) -> DecoderWeights:
         """Allocate everything."""
         embedding = self._stack((config.hidden_size,), {"model.embed_tokens.weight": config.vocab_size})
         layers = tuple(self._layer(config, f"model.layers.{index}") for index in range(config.layers))
-        final_norm = self._stack((), {"model.norm.weight": config.hidden_size})
+        final_norm = self._norm(config, "model.norm", config.hidden_size)
         head = embedding
         if not config.tie_embeddings:
             head = self._stack((config.hidden_size,), {"lm_head.weight": config.vocab_size})
@@ -97,9 +103,11 @@ class _Places:
         self._filled.add(name)
 
     def finish(self) -> None:
-        """Insist that every place is filled."""
+        """Insist that every place is filled, and turn norms that are stored as w into 1 + w."""
         if self._open:
             raise ModelError(f"tensor {min(self._open)}: is missing, and {len(self._open) - 1} more")
+        for norm in self._offset_norms:
+            norm.add_(1)
 
     def _layer(self, config: DecoderConfig, prefix: str) -> DecoderLayer:
         hidden, inner = config.hidden_size, config.intermediate_size
@@ -108,14 +116,36 @@ class _Places:
         qkv = {f"{attention}.q_proj": queries, f"{attention}.k_proj": keys, f"{attention}.v_proj": keys}
         gate_up = {f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner}
         output, down = {f"{attention}.o_proj": hidden}, {f"{mlp}.down_proj": hidden}
+        # Gemma's name for the norm before the feed-forward layer; Llama's is Gemma's for another one.
+        before_mlp = "pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"
+        query_norm = key_norm = post_attention_norm = post_mlp_norm = None
+        if config.qk_norm:
+            query_norm = self._norm(config, f"{attention}.q_norm", config.head_dim)
+            key_norm = self._norm(config, f"{attention}.k_norm", config.head_dim)
+        if config.post_norms:
+            post_attention_norm = self._norm(config, f"{prefix}.post_attention_layernorm", hidden)
+            post_mlp_norm = self._norm(config, f"{prefix}.post_feedforward_layernorm", hidden)
         return DecoderLayer(
-            attention_norm=self._stack((), {f"{prefix}.input_layernorm.weight": hidden}),
+            attention_norm=self._norm(config, f"{prefix}.input_layernorm", hidden),
             qkv=self._linear(qkv, hidden, config.attention_bias),
+            query_norm=query_norm,
+            key_norm=key_norm,
             output=self._linear(output, queries, config.output_bias),
-            mlp_norm=self._stack((), {f"{prefix}.post_attention_layernorm.weight": hidden}),
+            post_attention_norm=post_attention_norm,
+            mlp_norm=self._norm(config, f"{prefix}.{before_mlp}", hidden),
             gate_up=self._linear(gate_up, hidden, config.mlp_bias),
             down=self._linear(down, inner, config.mlp_bias),
+            post_mlp_norm=post_mlp_norm,
         )
+
+    def _norm(self, config: DecoderConfig, name: str, size: int) -> torch.Tensor:
+        if not config.norm_offset:
+            return self._stack((), {f"{name}.weight": size})
+        # In 16 bits 1 + w would lose most of w.
+        norm = torch.empty(size, dtype=torch.float32, device=self._device)
+        self._open[f"{name}.weight"] = norm
+        self._offset_norms.append(norm)
+        return norm
 
     def _linear(self, parts: dict[str, int], inputs: int, biased: bool) -> Linear:
         weight = self._stack((inputs,), {f"{name}.weight": rows for name, rows in parts.items()})

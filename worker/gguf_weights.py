@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from gguf.quants import dequantize
 
 from kvhive.proto.errors import ModelError
 from kvhive.worker.decoder_config import DecoderConfig
-from kvhive.worker.decoder_config_gguf import ROPE_FACTORS
+from kvhive.worker.decoder_config_gguf import FAMILIES, ROPE_FACTORS, architecture_of
 from kvhive.worker.gguf_file import GgufTensor, read_gguf
 
 _OUTSIDE = {
@@ -26,35 +26,46 @@ _INSIDE = {
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_GEMMA_INSIDE = _INSIDE | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 
 
 def iterate_gguf(path: Path, config: DecoderConfig) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (name, float32 tensor). Raises ModelError that names the file and the tensor."""
-    for tensor in read_gguf(path).tensors:
+    file = read_gguf(path)
+    family = FAMILIES[architecture_of(file)]
+    for tensor in file.tensors:
         if tensor.name == ROPE_FACTORS:
             continue  # part of the configuration
-        name = _hugging_face_name(tensor.name)
+        name = _hugging_face_name(tensor.name, _GEMMA_INSIDE if family.gemma else _INSIDE)
         if name is None:
-            raise ModelError(f"{path}: tensor {tensor.name} is not known in a Llama model")
+            raise ModelError(f"{path}: tensor {tensor.name} is not known in this architecture")
         values = _read(path, tensor)
-        if ".q_proj." in name:
+        if family.interleaved and ".q_proj." in name:
             values = _undo_permutation(path, tensor, values, config.heads)
-        elif ".k_proj." in name:
+        elif family.interleaved and ".k_proj." in name:
             values = _undo_permutation(path, tensor, values, config.kv_heads)
+        elif family.gemma and name.endswith("norm.weight"):
+            values -= 1  # the converter stores what the norm multiplies by
         yield name, torch.from_numpy(values)
 
 
-def _hugging_face_name(name: str) -> str | None:
+def _hugging_face_name(name: str, inside: Mapping[str, str]) -> str | None:
     parts = name.split(".")
     if len(parts) == 2 and parts[0] in _OUTSIDE:
         return f"{_OUTSIDE[parts[0]]}.{parts[1]}"
-    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _INSIDE:
-        return f"model.layers.{parts[1]}.{_INSIDE[parts[2]]}.{parts[3]}"
+    if len(parts) == 4 and parts[0] == "blk" and parts[2] in inside:
+        return f"model.layers.{parts[1]}.{inside[parts[2]]}.{parts[3]}"
     return None
 
 

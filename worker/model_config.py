@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeAlias
 
+from kvhive.worker.config_json import architecture, read_json
 from kvhive.worker.decoder_config import DTYPES, DecoderConfig
 from kvhive.worker.decoder_config_gguf import config_from_gguf
-from kvhive.worker.decoder_config_hf import config_from_directory
+from kvhive.worker.decoder_config_hf import FAMILIES, decoder_config_from_json
+from kvhive.worker.transformers_config import TransformersConfig, transformers_config_from_json
 
 __all__ = ["DTYPES", "ModelConfig", "read_model_config", "resolve_dtype"]
 
-ModelConfig = DecoderConfig
-"""What is known of a model before its weights are loaded."""
+ModelConfig: TypeAlias = DecoderConfig | TransformersConfig
+"""What is known of a model before its weights are loaded, whoever computes it."""
 
 
 def read_model_config(path: Path) -> ModelConfig:
-    """Read the configuration of a Hugging Face directory or a .gguf file. Raises ModelError."""
-    config = config_from_directory(path) if path.is_dir() else config_from_gguf(path)
+    """Read the configuration of a Hugging Face directory or a .gguf file.
+
+    Raises ModelError for what is missing or malformed, and for a model that cannot be served, with the
+    name of its architecture and the reason.
+    """
+    config = _from_directory(path) if path.is_dir() else config_from_gguf(path)
     config.check(path)
     return config
+
+
+def _from_directory(path: Path) -> ModelConfig:
+    fields = read_json(path / "config.json")
+    if architecture(fields) in FAMILIES:
+        return decoder_config_from_json(fields)
+    return transformers_config_from_json(fields)
 
 
 def resolve_dtype(config: ModelConfig, dtype: str, device: str) -> str:

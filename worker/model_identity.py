@@ -36,7 +36,6 @@ def model_identity(path: Path, dtype: str, block_size: int, full_hash_bytes: int
     if dtype not in DTYPES:
         raise ValueError(f"dtype: must be one of {', '.join(DTYPES)}, is {dtype!r}")
     config = dataclasses.asdict(read_model_config(path))
-    config["eos_token_ids"] = sorted(config["eos_token_ids"])
     entries = tensor_manifest(path)
     whole = sum(entry.nbytes for entry in entries) <= full_hash_bytes
     digest = hashlib.sha256()
@@ -45,7 +44,7 @@ def model_identity(path: Path, dtype: str, block_size: int, full_hash_bytes: int
         KV_LAYOUT_VERSION,
         dtype.encode(),
         str(block_size).encode(),
-        json.dumps(config, sort_keys=True).encode(),
+        json.dumps(config, sort_keys=True, default=sorted).encode(),  # sets, sorted
         b"whole" if whole else b"sampled",
     ):
         _add(digest, part)

@@ -1,4 +1,4 @@
-"""Make a model of its files: the native decoder."""
+"""Make a model of its files: natively where we know the architecture, through transformers elsewhere."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 
 from kvhive.proto.errors import ModelError
 from kvhive.worker.decoder import DecoderModel
+from kvhive.worker.decoder_config import DecoderConfig
 from kvhive.worker.forward_batch import LanguageModel
 from kvhive.worker.model_config import ModelConfig
 from kvhive.worker.weights import iterate_weights
@@ -16,7 +17,15 @@ from kvhive.worker.weights import iterate_weights
 def load_model(
     path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device | str
 ) -> LanguageModel:
-    """Load the weights of the model that `config` was read of. Raises ModelError that names the files."""
+    """Load the weights of the model that `config` was read of.
+
+    Raises ModelError that names the files, and the architecture and the reason where it cannot be served.
+    """
+    if not isinstance(config, DecoderConfig):
+        # Importing transformers takes seconds, which a native model need not wait for.
+        from kvhive.worker.transformers_check import checked_transformers_model
+
+        return checked_transformers_model(path, config, dtype, device)
     try:
         with torch.inference_mode():
             return DecoderModel(config, iterate_weights(path, config), dtype, device)

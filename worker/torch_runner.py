@@ -47,6 +47,7 @@ class TorchModelRunner:
         torch_dtype = getattr(torch, self._dtype)
         self._model = load_model(model_path, config, torch_dtype, self._device)
         self._eos_token_ids = config.eos_token_ids
+        self._windows = config.windows
         limit = min(max_context, config.max_context) if max_context else config.max_context
         self._shape = ModelShape(
             config.vocab_size, limit, config.layers, config.kv_heads, config.head_dim, DTYPES[self._dtype]
@@ -122,7 +123,7 @@ class TorchModelRunner:
         lengths = [len(chunk.token_ids) + len(chunk.drafts) for chunk in chunks]
         ends = [chunk.start + length for chunk, length in zip(chunks, lengths, strict=True)]
         tables = [chunk.block_table for chunk in chunks]
-        attention = attention_metadata(self._pool, tables, lengths, ends)
+        attention = attention_metadata(self._pool, tables, lengths, ends, self._windows)
         positions = [torch.arange(chunk.start, end) for chunk, end in zip(chunks, ends, strict=True)]
         slots = [
             torch.tensor(table)[own // self._block_size] * self._block_size + own % self._block_size
