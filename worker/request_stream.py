@@ -80,11 +80,13 @@ class RequestStream:
             self._begun = True
             response.cached_tokens = output.cached_tokens
             response.written_tokens = output.written_tokens
+            response.pinned_tokens = output.pinned_tokens
         response.prompt_logprobs.extend(map(_wire_logprobs, output.prompt_logprobs))
         if output.tokens or output.finish is not None:
             update = updates.setdefault(choice, worker_pb2.ChoiceUpdate(choice=choice))
             update.token_ids.extend(output.tokens)
             update.logprobs.extend(map(_wire_logprobs, output.logprobs))
+            update.drafted_tokens, update.accepted_tokens = output.drafted, output.accepted
             if output.finish is not None:
                 update.finished.stopped = output.finish is FinishReason.STOP
                 self._open.discard(choice)

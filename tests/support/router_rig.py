@@ -129,6 +129,8 @@ async def running_router(
     max_concurrent: int = 100,
     max_failovers: int = 2,
     max_waiting: int = 64,
+    max_drafts: int = 0,
+    vocab_size: int = VOCABULARY,
 ) -> AsyncIterator[RouterRig]:
     """Start workers and a router; leaves when all workers are routable."""
     root, keys = root_hash(IDENTITY), IndexKeys("test")
@@ -138,7 +140,7 @@ async def running_router(
         workers, publishers = {}, {}
         for number in range(1, count + 1):
             worker = await stack.enter_async_context(
-                running_worker(f"w{number}", blocks, BLOCK, step_s, root, max_waiting)
+                running_worker(f"w{number}", blocks, BLOCK, step_s, root, max_waiting, max_drafts, vocab_size)
             )
             workers[worker.worker_id] = worker
             publishers[worker.worker_id] = await _publish(stack, redis_url, keys, worker)
@@ -156,7 +158,7 @@ async def running_router(
         worker_client = GrpcWorkerClient(TOKEN)
         stack.push_async_callback(worker_client.close)
         dispatcher = Dispatcher(
-            ModelInfo("demo", CONTEXT, VOCABULARY),
+            ModelInfo("demo", CONTEXT, vocab_size),
             (tokenizer, PromptPreparer(tokenizer, root, BLOCK, executor)),
             (state, Placer(state, KvAwarePolicy(), BLOCK, 5.0, time.monotonic)),
             worker_client,

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import grpc
+from speculation_rig import ScriptedDrafter
 
 from kvhive.proto.block_hash import BlockHash, pack_tokens, root_hash
 from kvhive.proto.errors import Unavailable
@@ -25,6 +26,7 @@ from kvhive.worker.scheduler import Scheduler, SchedulerLimits
 from kvhive.worker.sequence import SamplingParams
 from kvhive.worker.service import ClusterTokenGuard, WorkerService
 from kvhive.worker.simulated_runner import SimulatedRunner
+from kvhive.worker.speculative_runner import SpeculativeRunner
 
 TOKEN = "a cluster token"
 ROOT = root_hash(b"a model")
@@ -106,11 +108,17 @@ async def running_worker(
     step_s: float = 0.0,
     root: BlockHash = ROOT,
     max_waiting: int = 64,
+    max_drafts: int = 0,
+    vocab_size: int = 1000,
 ) -> AsyncIterator[WorkerRig]:
-    """Start a worker on a free loopback port and stop it at the end."""
+    """Start a worker on a free loopback port and stop it at the end.
+
+    With `max_drafts` it speculates, and every other draft is wrong.
+    """
     pool = BlockPool(blocks)
     manager = KvCacheManager(pool, block_size, root, time.monotonic)
-    runner = SimulatedRunner(blocks, block_size, on_step=lambda tokens, pairs: time.sleep(step_s))
+    runner = SimulatedRunner(blocks, block_size, vocab_size, on_step=lambda tokens, pairs: time.sleep(step_s))
+    drafter = ScriptedDrafter(runner.next_token, lambda length, index: index % 2 == 0)
     service = WorkerService(worker_id, runner.shape)
     events: list[KvEvent] = []
     listeners: list[Callable[[Iterable[KvEvent]], None]] = []
@@ -120,8 +128,16 @@ async def running_worker(
         for listener in listeners:
             listener(new)
 
-    scheduler = Scheduler(manager, SchedulerLimits(64, 8, max_waiting))
-    engine = Engine(runner, scheduler, EngineHooks(service.deliver, publish), time.monotonic)
+    scheduler = Scheduler(
+        manager, SchedulerLimits(64, 8, max_waiting), lambda seq: max_drafts if seq.sampling.speculate else 0
+    )
+    speculating = SpeculativeRunner(runner, drafter, time.monotonic)
+    engine = Engine(
+        speculating if max_drafts else runner,
+        scheduler,
+        EngineHooks(service.deliver, publish),
+        time.monotonic,
+    )
     service.attach(engine, lambda: 1)
     service.state = WorkerState.SERVING
     thread = threading.Thread(target=_run, args=(engine, service), daemon=True)
