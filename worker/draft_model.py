@@ -57,9 +57,10 @@ class DraftModel:
     def propose(self, chunks: ReadOnly[Chunk]) -> list[list[int]]:
         """Return the drafts of each chunk; see Drafter."""
         for chunk in chunks:
-            self._release(chunk.block_table, chunk.start, chunk.start + len(chunk.token_ids))
-        drafts: list[list[int]] = [[] for _ in chunks]
-        drafting, lagging = self._sort(chunks, drafts)
+            drafts = max(chunk.max_drafts, len(chunk.drafts))
+            self._release(chunk.block_table, chunk.start, chunk.start + len(chunk.token_ids) + drafts)
+        proposals: list[list[int]] = [[] for _ in chunks]
+        drafting, lagging = self._sort(chunks, proposals)
         if lagging:
             self._runner.run(lagging)
             for chunk in lagging:
@@ -70,15 +71,17 @@ class DraftModel:
             for chunk in asked:
                 self._hold(chunk)
             drafting = [guess for guess, result in zip(drafting, results, strict=True) if guess.take(result)]
-        return drafts
+        return proposals
 
-    def _sort(self, chunks: ReadOnly[Chunk], drafts: ReadOnly[list[int]]) -> tuple[list[_Guess], list[Chunk]]:
+    def _sort(
+        self, chunks: ReadOnly[Chunk], proposals: ReadOnly[list[int]]
+    ) -> tuple[list[_Guess], list[Chunk]]:
         """Return who drafts now, and what is computed for those who miss too much to do so."""
         drafting: list[_Guess] = []
         lagging: list[Chunk] = []
         budget = self._catch_up_tokens
         claimed: set[int] = set()
-        for chunk, own in zip(chunks, drafts, strict=True):
+        for chunk, drafts in zip(chunks, proposals, strict=True):
             end = chunk.start + len(chunk.token_ids)
             limit = min(chunk.max_drafts, self._runner.shape.max_context - end)
             if limit <= 0 or chunk.sampling is None:
@@ -93,7 +96,7 @@ class DraftModel:
             if missing <= SHORT_LAG:
                 sampling = replace(chunk.sampling, logprobs=None, prompt_logprobs=None)
                 history = list(chunk.history)
-                drafting.append(_Guess(chunk, sampling, limit, history, begin, own))
+                drafting.append(_Guess(chunk, sampling, limit, history, begin, drafts))
             else:
                 budget -= size
                 tokens = chunk.history[begin : begin + size]
@@ -106,7 +109,7 @@ class DraftModel:
         return index * self._block_size + int(held[index])
 
     def _release(self, table: ReadOnly[int], start: int, end: int) -> None:
-        """Forget what is held from `start` on in the blocks that the target now writes."""
+        """Forget what is held from `start` on in the blocks that the target now writes, or may write."""
         first, offset = divmod(start, self._block_size)
         blocks = np.asarray(table[first : -(-end // self._block_size)])
         self._held[blocks[0]] = min(self._held[blocks[0]], offset)
