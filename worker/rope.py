@@ -44,7 +44,7 @@ def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
 
 def _yarn(frequencies: torch.Tensor, scaling: RopeScaling, theta: float) -> torch.Tensor:
     """The same idea blended along the index of the frequency (Peng et al. 2023, arXiv 2309.00071)."""
-    pairs = frequencies.numel()
+    pairs: int = frequencies.numel()
 
     def index_of(turns: float) -> float:
         """Return the (fractional) index of the frequency that turns so often over the original context."""
