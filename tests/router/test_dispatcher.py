@@ -129,9 +129,7 @@ async def test_a_full_worker_passes_a_request_on_without_blame(
     redis_server: EmbeddedRedis, demo_gguf: Path
 ) -> None:
     """And only when every one it tries is full is the client told so."""
-    async with running_router(
-        redis_server.url, demo_gguf, step_s=0.01, max_waiting=0, blocks=1024
-    ) as rig:
+    async with running_router(redis_server.url, demo_gguf, step_s=0.01, max_waiting=0, blocks=1024) as rig:
         prompt = list(range(40))
         home = (await rig.ask(prompt, 2)).usage.worker_id
         await rig.indexed()

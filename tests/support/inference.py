@@ -54,7 +54,9 @@ class Client:
                     if first_token is not None:
                         first_token.set()
                 case "finished":
-                    result.usage, result.reason = response.finished.usage, response.finished.reason
+                    result.reason = response.finished.reason
+                    if response.finished.HasField("usage"):
+                        result.usage = response.finished.usage
         return result
 
     async def cluster(self) -> pb.GetClusterResponse:
