@@ -7,19 +7,13 @@ import random
 import shutil
 
 import gguf
-import numpy
 import pytest
-import torch
-from transformers import LlamaConfig as HfLlamaConfig
-from transformers import LlamaForCausalLM
+from tiny_models import Paged, assert_all_ways_equal_transformers, own_logits, tiny, write_gguf
 
-from kvhive.kernels.attention_metadata import attention_metadata
 from kvhive.proto.errors import ModelError
-from kvhive.worker.decoder import DecoderModel, ForwardBatch
 from kvhive.worker.model_config import read_model_config
 from kvhive.worker.tensor_manifest import safetensors_files
 from kvhive.worker.torch_runner import TorchModelRunner
-from kvhive.worker.weights import iterate_weights
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -39,63 +33,18 @@ VARIANTS = {
 }
 
 
-def tiny(seed=0, **changes):
-    """A small random model whose biases and norms are not the identity they start as."""
-    torch.manual_seed(seed)
-    config = {
-        "vocab_size": 101, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
-        "bos_token_id": 1, "eos_token_id": [2, 7],
-    } | changes  # fmt: skip
-    model = LlamaForCausalLM(HfLlamaConfig(**config)).eval()
-    for name, parameter in model.named_parameters():
-        if "norm" in name or name.endswith("bias"):
-            parameter.data.normal_(mean=float("norm" in name), std=0.3)
-        else:
-            parameter.data.normal_(std=0.15)
-    return model
-
-
-def our_logits(path, tokens, cut):
-    """Logits of every position, computed in two chunks over shuffled blocks."""
-    config = read_model_config(path)
-    model = DecoderModel(config, iterate_weights(path, config), torch.float32, "cpu")
-    pool = torch.full((20, config.layers, 2, config.kv_heads, 8, config.head_dim), torch.nan)
-    table = random.Random(0).sample(range(20), 20)
-    rows = []
-    for start, end in ((0, cut), (cut, len(tokens))):
-        positions = torch.arange(start, end)
-        batch = ForwardBatch(
-            token_ids=torch.tensor(tokens[start:end]),
-            positions=positions,
-            slot_mapping=torch.tensor(table)[positions // 8] * 8 + positions % 8,
-            attention=attention_metadata(pool, [table], [end - start], [end]),
-            logit_rows=torch.arange(end - start),
-        )
-        with torch.inference_mode():
-            rows.append(model.forward(batch, pool))
-    return torch.cat(rows)
-
-
-def assert_equals(path, model):
-    tokens = torch.randint(0, 101, (120,), generator=torch.Generator().manual_seed(1)).tolist()
-    with torch.inference_mode():
-        expected = model(torch.tensor([tokens])).logits[0]
-    torch.testing.assert_close(our_logits(path, tokens, 51), expected, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS.keys())
 def test_safetensors_logits_equal_transformers(tmp_path, changes):
     model = tiny(**changes)
     model.save_pretrained(tmp_path)
-    assert_equals(tmp_path, model)
+    assert_all_ways_equal_transformers(tmp_path, model)
 
 
 def test_shards_are_read_through_their_index(tmp_path):
     model = tiny(tie_word_embeddings=False)
     model.save_pretrained(tmp_path, max_shard_size="60KB")
     assert len(safetensors_files(tmp_path)) > 2
-    assert_equals(tmp_path, model)
+    assert_all_ways_equal_transformers(tmp_path, model)
 
 
 def test_older_config_keys_mean_the_same(tmp_path):
@@ -108,66 +57,7 @@ def test_older_config_keys_mean_the_same(tmp_path):
     raw |= {"rope_theta": scaling.pop("rope_theta"), "rope_scaling": scaling}
     raw["torch_dtype"] = raw.pop("dtype")
     path.write_text(json.dumps(raw))
-    assert_equals(tmp_path, model)
-
-
-def interleave(weight, heads):
-    """llama.cpp's converter: each head's rows from "rotate half" to interleaved pairs."""
-    per_head = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
-    return per_head.swapaxes(1, 2).reshape(weight.shape)
-
-
-GGUF_NAMES = {
-    "embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "q_proj": "attn_q",
-    "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output", "gate_proj": "ffn_gate",
-    "up_proj": "ffn_up", "down_proj": "ffn_down",
-}  # fmt: skip
-
-
-def write_gguf(path, model, quantization=None):
-    """Write a model the way llama.cpp's converter does."""
-    config = model.config
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_key_length(config.head_dim)
-    writer.add_eos_token_id(2)
-    writer.add_eot_token_id(7)
-    writer.add_token_list([f"token {i}" for i in range(config.vocab_size)])
-    writer.add_token_scores([0.0] * 5000)
-    if config.rope_parameters["rope_type"] == "llama3":
-        theta, pairs = config.rope_parameters["rope_theta"], torch.arange(0, config.head_dim, 2)
-        base = theta ** -(pairs / config.head_dim)
-        writer.add_tensor("rope_freqs.weight", (base / model.model.rotary_emb.inv_freq).numpy())
-    for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        values = tensor.float().numpy()
-        if "q_proj" in name:
-            values = interleave(values, config.num_attention_heads)
-        if "k_proj" in name:
-            values = interleave(values, config.num_key_value_heads)
-        (short,) = [new for old, new in GGUF_NAMES.items() if old in name]
-        layer = f"blk.{name.split('.')[2]}." if ".layers." in name else ""
-        full = f"{layer}{short}.{name.rsplit('.', 1)[1]}"
-        if quantization is not None and values.ndim == 2:
-            packed = gguf.quants.quantize(numpy.ascontiguousarray(values), quantization)
-            writer.add_tensor(full, packed, raw_dtype=quantization)
-        else:
-            writer.add_tensor(full, numpy.ascontiguousarray(values))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    assert_all_ways_equal_transformers(tmp_path, model)
 
 
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "linear rope"])
@@ -176,7 +66,7 @@ def test_gguf_and_safetensors_of_one_model_agree(tmp_path, variant):
     model = tiny(**VARIANTS[variant])
     model.save_pretrained(tmp_path / "hf")
     path = write_gguf(tmp_path / "model.gguf", model)
-    assert_equals(path, model)
+    assert_all_ways_equal_transformers(path, model)
     one, two = read_model_config(path), read_model_config(tmp_path / "hf")
     assert one.eos_token_ids == two.eos_token_ids == {2, 7}
     assert (one.vocab_size, one.max_context, one.heads) == (two.vocab_size, two.max_context, two.heads)
@@ -186,7 +76,7 @@ def test_a_vocabulary_that_is_no_round_number_keeps_its_last_token(tmp_path):
     """As far as one device goes: no padding of the vocabulary is ever sampled or cut off."""
     model = tiny(tie_word_embeddings=False)
     model.save_pretrained(tmp_path)
-    logits = our_logits(tmp_path, [100, 3, 100, 0, 99], 2)
+    logits = Paged(tmp_path).logits([100, 3, 100, 0, 99], cuts=(2,))
     assert logits.shape == (5, 101)
 
 
@@ -194,17 +84,17 @@ def test_quantized_gguf_is_dequantized(tmp_path):
     """Q8_0 of random weights is within its half-step of the original's logits."""
     model = tiny(hidden_size=64, intermediate_size=96)
     path = write_gguf(tmp_path / "model.gguf", model, gguf.GGMLQuantizationType.Q8_0)
-    with torch.inference_mode():
-        expected = model(torch.tensor([[5, 9, 77, 3]])).logits[0]
-    difference = (our_logits(path, [5, 9, 77, 3], 2) - expected).abs().max()
+    expected = own_logits(model, [5, 9, 77, 3])
+    difference = (Paged(path).logits([5, 9, 77, 3], cuts=(2,)) - expected).abs().max()
     assert difference < 0.05 * expected.abs().max()
 
 
 BAD_CONFIGS = {
-    "architecture": ({"architectures": ["Qwen2ForCausalLM"]}, "Qwen2ForCausalLM"),
+    "architecture": ({"architectures": ["T5ForConditionalGeneration"]}, "T5ForConditionalGeneration"),
+    "no architecture": ({"architectures": [3]}, "architectures must be a list of names"),
     "sliding window": ({"sliding_window": 64}, "sliding_window"),
     "activation": ({"hidden_act": "gelu"}, "gelu"),
-    "rope": ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+    "rope": ({"rope_parameters": {"rope_type": "axial", "factor": 2.0}}, "'axial'"),
     "quantized": ({"quantization_config": {"bits": 4}}, "quantized"),
     "missing size": ({"hidden_size": None}, "hidden_size is missing"),
     "text for a number": ({"num_hidden_layers": "3"}, "num_hidden_layers must be an integer"),
