@@ -16,8 +16,9 @@ from kvhive.proto.errors import ComputeError, KvhiveError, Unavailable
 from kvhive.proto.index_schema import LoadReport
 from kvhive.proto.kv_events import KvEvent
 from kvhive.worker.model_runner import Chunk, ChunkResult, ModelRunner, TokenLogprobs
-from kvhive.worker.scheduler import Progress, Scheduled, Scheduler
+from kvhive.worker.scheduler import Scheduler
 from kvhive.worker.sequence import FinishReason, Sequence
+from kvhive.worker.step_plan import Progress, Scheduled
 from kvhive.worker.step_time import StepTimeModel
 
 log = logging.getLogger(__name__)

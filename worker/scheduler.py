@@ -2,7 +2,7 @@
 
 There is no prefill phase and no decode phase. Every running sequence has tokens whose KV is not computed
 yet, exactly one of them while it decodes, and each step lets sequences catch up under one token budget:
-first those with one token to go; then the prompts, and newcomers after them, in the order of
+first those with one token to go; then prompts, running or waiting to be admitted, all in the order of
 waiting_queue.py; and what is left may go to drafts. No more sequences run than the budget has tokens, so a
 decoding sequence is in every step: whatever its neighbours do, its next token waits for one step of at most
 `max_step_tokens`, and the first of the prompts gets at least one token.
@@ -22,9 +22,10 @@ from dataclasses import dataclass, replace
 from kvhive.proto.errors import InvalidRequest, Overloaded
 from kvhive.worker.fair_share import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST, FairShare
 from kvhive.worker.kv_cache_manager import KvCacheManager
-from kvhive.worker.model_runner import Chunk, ChunkResult, TokenLogprobs
+from kvhive.worker.model_runner import ChunkResult, TokenLogprobs
 from kvhive.worker.sequence import FinishReason, Sequence, SequenceState
-from kvhive.worker.waiting_queue import AGING_S, WaitingQueue, clamped_priority
+from kvhive.worker.step_plan import Progress, Scheduled
+from kvhive.worker.waiting_queue import Ranking, WaitingQueue, clamped_priority
 
 MAX_PREEMPTIONS = 3
 """Per sequence: what is computed again is lost, and whoever reads its stream sees it pause."""
@@ -44,43 +45,6 @@ class SchedulerLimits:
         return min(self.max_running, self.max_step_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class Scheduled:
-    """A sequence's share of one step: its next `num_tokens` tokens, and room for drafts after them."""
-
-    seq: Sequence
-    num_tokens: int
-    max_drafts: int = 0
-
-    def chunk(self) -> Chunk:
-        """What the model runner must know."""
-        seq, sampling = self.seq, self.seq.sampling
-        start, end = seq.num_computed, seq.num_computed + self.num_tokens
-        last = end == len(seq.tokens)
-        wants_prompt = seq.wants_prompt_logprobs and start < seq.prompt_tokens
-        return Chunk(
-            token_ids=seq.tokens[start:end],
-            start=start,
-            block_table=seq.block_table,
-            sampling=sampling if last else None,
-            history=seq.tokens if last else (),
-            prompt_tokens=seq.prompt_tokens,
-            max_drafts=self.max_drafts,
-            prompt_logprobs=sampling.prompt_logprobs if wants_prompt else None,
-            next_prompt_token=seq.tokens[end] if wants_prompt and end < seq.prompt_tokens else None,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What a step did for one sequence: the tokens it gained, none while its prompt is being computed."""
-
-    seq: Sequence
-    tokens: ReadOnly[int] = ()
-    logprobs: ReadOnly[TokenLogprobs] = ()
-    prompt_logprobs: ReadOnly[TokenLogprobs] = ()
-
-
 class Scheduler:
     """Waiting and running sequences of one engine. Not thread-safe: the engine's thread owns it.
 
@@ -97,7 +61,7 @@ class Scheduler:
         self.limits = limits
         self._drafts_for = drafts_for
         self._shares = FairShare()
-        self.waiting = WaitingQueue(self._shares)
+        self.waiting = WaitingQueue()
         self.running: list[Sequence] = []  # in the order of admission
         self._kept_out: set[str] = set()  # waiting for pins to end
         self._tickets = 0
@@ -136,7 +100,7 @@ class Scheduler:
             raise Overloaded(
                 f"{len(self.waiting)} requests are waiting, the limit is {self.limits.max_waiting}"
             )
-        seq.arrived_at = self.manager.clock()
+        seq.waiting_since = self.manager.clock()
         seq.ticket = self._tickets = self._tickets + 1
         self._shares.enter(seq.tenant)
         leader = seq.after
@@ -151,21 +115,13 @@ class Scheduler:
             self._finish(seq, FinishReason.CANCELLED)
 
     def schedule(self) -> list[Scheduled]:
-        """Choose the next step: running sequences catch up, waiting ones are admitted, drafts fill up."""
+        """Choose the next step: decoding sequences, then prompts and newcomers, then drafts."""
         self.manager.pool.expire(self.manager.clock())
         plan: dict[str, Scheduled] = {}
-        budget = self.limits.max_step_tokens
-        preempted = self.preemptions
-        for seq in self._in_order():
-            if seq.state is not SequenceState.RUNNING or budget == 0:
-                continue
-            num_tokens = min(seq.remaining, budget)
-            budget += self._make_room(seq, num_tokens, plan)
-            if seq.state is SequenceState.RUNNING:
-                plan[seq.request_id] = Scheduled(seq, num_tokens)
-                budget -= num_tokens
-        if preempted == self.preemptions:
-            budget = self._admit(plan, budget)
+        budget, preempted = self.limits.max_step_tokens, self.preemptions
+        for seq in [seq for seq in self.running if seq.remaining == 1]:
+            budget -= self._catch_up(seq, plan, budget)
+        budget = self._prefill(plan, budget, admitting=preempted == self.preemptions)
         self._add_drafts(plan, budget)
         return list(plan.values())
 
@@ -180,13 +136,13 @@ class Scheduler:
             return Progress(seq)
         kept, reason = self._kept(seq, result.tokens)
         prompt_logprobs = self._unreported(seq, result.prompt_logprobs)
+        self._charge(seq, item.num_tokens, len(kept))
         seq.tokens.extend(kept)
         # All but the last of the new tokens were drafts, and their KV is in the pool. That of rejected
         # drafts lies beyond num_computed: it is written over before anybody reads it.
         right = max(0, len(kept) - 1)
         seq.num_computed += item.num_tokens + right
         self._count_drafts(seq, result.drafted, right)
-        self._shares.charge(seq.tenant, OUTPUT_TOKEN_COST * len(kept))
         self.manager.commit(seq)
         if not seq.prompt_ready and seq.num_computed >= seq.prompt_tokens:
             seq.prompt_ready = True
@@ -214,27 +170,70 @@ class Scheduler:
             seq.prompt_scored = seq.num_computed + first + len(new)
         return new
 
+    def _charge(self, seq: Sequence, computed: int, output: int) -> None:
+        """Count a step for the tenant. That preemption makes us compute a prompt again is not its doing."""
+        prompt = min(computed, max(0, seq.prompt_tokens - seq.num_computed)) if not seq.preemptions else 0
+        self._shares.charge(seq.tenant, PROMPT_TOKEN_COST * prompt + OUTPUT_TOKEN_COST * output)
+
     def _count_drafts(self, seq: Sequence, drafted: int, accepted: int) -> None:
         seq.drafted += drafted
         seq.accepted += accepted
         self.drafted += drafted
         self.accepted += accepted
 
-    def _in_order(self) -> list[Sequence]:
-        """The running sequences: those that decode first, then prompts as they would be admitted."""
-        now = self.manager.clock()
-        oldest: dict[int, float] = {}
+    def _catch_up(self, seq: Sequence, plan: dict[str, Scheduled], budget: int) -> int:
+        """Plan the next tokens of a running sequence; return what that takes from the budget."""
+        if seq.state is not SequenceState.RUNNING or budget == 0:  # it may have been preempted just now
+            return 0
+        num_tokens = min(seq.remaining, budget)
+        regained = self._make_room(seq, num_tokens, plan)
+        if seq.state is not SequenceState.RUNNING:
+            return -regained
+        plan[seq.request_id] = Scheduled(seq, num_tokens)
+        return num_tokens - regained
+
+    def _prefill(self, plan: dict[str, Scheduled], budget: int, admitting: bool) -> int:
+        """Share the budget among prompts, running and waiting ones; return what is left.
+
+        Nobody overtakes a sequence that waits for blocks, unless only pins keep it out: that may take long.
+        """
+        ranking = self._ranking()
+        prompts = sorted((seq for seq in self.running if seq.remaining > 1), key=ranking.of, reverse=True)
+        passed: list[Sequence] = []
+        preempted = self.preemptions
+        while budget:
+            admitting = admitting and preempted == self.preemptions and len(self.running) < self.limits.batch
+            newcomer = self.waiting.first(ranking) if admitting else None
+            if newcomer and (not prompts or ranking.of(newcomer) < ranking.of(prompts[-1])):
+                if self.manager.fits(newcomer, self._whole_need(newcomer), self._reserved()):
+                    budget -= self._start(newcomer, plan, budget)
+                else:
+                    admitting = self._pass_over(newcomer, passed)
+            elif prompts:
+                budget -= self._catch_up(prompts.pop(), plan, budget)
+            else:
+                break
+        for seq in reversed(passed):
+            self.waiting.put_back(seq)
+        self.manager.pool.leases.renewing = not self._kept_out
+        return budget
+
+    def _pass_over(self, seq: Sequence, passed: list[Sequence]) -> bool:
+        """Take a sequence that does not fit out of the way, if only pins are in its way."""
+        if not self.manager.kept_out_by_pins(seq, self._whole_need(seq)):
+            return False
+        self._kept_out.add(seq.request_id)
+        self.waiting.remove(seq)
+        passed.append(seq)
+        return True
+
+    def _ranking(self) -> Ranking:
+        oldest = self.waiting.oldest()
         for seq in self.running:
-            level = clamped_priority(seq)
-            oldest[level] = min(oldest.get(level, seq.arrived_at), seq.arrived_at)
-
-        def rank(seq: Sequence) -> tuple[float, int, int]:
-            level = clamped_priority(seq)
-            aged = level + (now - oldest[level]) / AGING_S
-            return -aged, self._shares.served(seq.tenant), seq.ticket
-
-        decoding = [seq for seq in self.running if seq.remaining == 1]
-        return decoding + sorted((seq for seq in self.running if seq.remaining > 1), key=rank)
+            if seq.remaining > 1:
+                level = clamped_priority(seq)
+                oldest[level] = min(oldest.get(level, seq.waiting_since), seq.waiting_since)
+        return Ranking(self.manager.clock(), oldest, self._shares)
 
     def _make_room(self, seq: Sequence, num_tokens: int, plan: dict[str, Scheduled]) -> int:
         """Preempt until `seq` has blocks for `num_tokens` more; return the budget that comes back.
@@ -253,46 +252,21 @@ class Scheduler:
             self.running.remove(victim)
             self.manager.release(victim)
             victim.state = SequenceState.WAITING
+            victim.waiting_since = self.manager.clock()
             victim.preemptions += 1
             self.preemptions += 1
             self.waiting.put_back(victim)
         return regained
 
-    def _admit(self, plan: dict[str, Scheduled], budget: int) -> int:
-        """Start waiting sequences in their order; return the budget that is left.
-
-        Nobody overtakes a sequence that waits for blocks, unless it is for pinned ones.
-        """
-        passed: list[Sequence] = []
-        while budget and len(self.running) < self.limits.batch:
-            seq = self.waiting.first(self.manager.clock())
-            if seq is None:
-                break
-            need = self._whole_need(seq)
-            if self.manager.fits(seq, need, self._reserved()):
-                self._kept_out.discard(seq.request_id)
-                self.waiting.remove(seq)
-                budget -= self._start(seq, plan, budget)
-            elif self.manager.kept_out_by_pins(seq, need):
-                self._kept_out.add(seq.request_id)
-                self.waiting.remove(seq)
-                passed.append(seq)
-            else:
-                break
-        for seq in reversed(passed):
-            self.waiting.put_back(seq)
-        self.manager.pool.leases.renewing = not self._kept_out
-        return budget
-
     def _start(self, seq: Sequence, plan: dict[str, Scheduled], budget: int) -> int:
         """Let a sequence run; return how many tokens this step computes of it."""
+        self._kept_out.discard(seq.request_id)
+        self.waiting.remove(seq)
         first_time = seq.cached_tokens is None
         self.manager.admit(seq)
-        if first_time:  # computing again after preemption is not the tenant's doing, nor a hit
-            self._shares.charge(seq.tenant, PROMPT_TOKEN_COST * seq.remaining)
-            if seq.after is None:
-                self.prefix_queries += len(seq.tokens)
-                self.prefix_hits += seq.num_computed
+        if first_time and seq.after is None:  # what is computed again after preemption is no hit
+            self.prefix_queries += len(seq.tokens)
+            self.prefix_hits += seq.num_computed
         seq.state = SequenceState.RUNNING
         self.running.append(seq)
         num_tokens = min(seq.remaining, budget)
@@ -302,18 +276,19 @@ class Scheduler:
         return num_tokens
 
     def _add_drafts(self, plan: dict[str, Scheduled], budget: int) -> None:
-        """Give what is left of the budget to drafts, in blocks that nobody is counting on."""
+        """Give what is left of the budget to drafts, in blocks that nobody else is counting on."""
+        spare = self.manager.pool.available - self._reserved()
         for item in list(plan.values()):
             seq = item.seq
-            if budget == 0:
+            if budget == 0 or spare < 0:
                 return
             if seq.remaining > 1:
                 continue
-            drafts = min(self._drafts_for(seq), budget, seq.max_total - len(seq.tokens) - 1)
-            spare = max(0, self.manager.pool.available - self._reserved())
-            held = (len(seq.block_table) + spare) * self.manager.block_size
-            drafts = min(drafts, held - len(seq.tokens))
+            own = self._still_needed(seq)
+            room = (len(seq.block_table) + own + spare) * self.manager.block_size - len(seq.tokens)
+            drafts = min(self._drafts_for(seq), budget, room, seq.max_total - len(seq.tokens) - 1)
             if drafts > 0 and self.manager.grow(seq, 1 + drafts):
+                spare = self.manager.pool.available - self._reserved()
                 plan[seq.request_id] = replace(item, max_drafts=drafts)
                 budget -= drafts
 
@@ -322,12 +297,12 @@ class Scheduler:
         # when it can run to its end, or it would be preempted again for the same lack of blocks.
         return seq.max_total if seq.preemptions else len(seq.tokens) + 1
 
+    def _still_needed(self, seq: Sequence) -> int:
+        """Blocks that a running sequence does not have yet of what it was admitted with."""
+        return max(0, self.manager.blocks_for(self._whole_need(seq)) - len(seq.block_table))
+
     def _reserved(self) -> int:
-        """Blocks that running sequences still need for what they were admitted with."""
-        return sum(
-            max(0, self.manager.blocks_for(self._whole_need(seq)) - len(seq.block_table))
-            for seq in self.running
-        )
+        return sum(self._still_needed(seq) for seq in self.running)
 
     def _has(self, seq: Sequence) -> bool:
         return seq.state is SequenceState.RUNNING or seq in self.waiting

@@ -118,8 +118,8 @@ class Sequence:
     """Drafts that were verified for it."""
     accepted: int = 0
     """Of those, the ones that became output."""
-    arrived_at: float = 0.0
-    """When the scheduler got it, in seconds of the scheduler's clock."""
+    waiting_since: float = 0.0
+    """When it arrived or was last preempted, in seconds of the scheduler's clock."""
     ticket: int = 0
     """Its number in the order of arrival."""
     preemptions: int = 0

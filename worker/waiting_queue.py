@@ -1,11 +1,11 @@
-"""Who is admitted next: priority that ages, then fair shares, then first come, first served.
+"""Whose prompt comes next: priority that ages, then fair shares, then first come, first served.
 
-Sequences of one priority form a line. Its effective priority is the priority plus the waiting time of its
-oldest sequence over AGING_S, and the line with the highest one is served: so a line waits at most AGING_S
-per level longer than what is above it, and nothing starves. Within a line, first whoever was preempted (it
-has an answer half given), then the tenant that was served least (fair_share.py), and of that tenant the
-first to come. Aging ranks lines, not requests: were it to rank requests, a tenant that queues fifty of them
-at once would soon be ahead of every newcomer.
+Sequences of one priority form a line. Its effective priority is the priority plus the age of its oldest
+sequence over AGING_S, counted until its prompt is computed, and the line with the highest one is served: so
+a line waits at most AGING_S per level longer than what is above it, and nothing starves. Within a line,
+first whoever was preempted (it has an answer half given), then the tenant that was served least
+(fair_share.py), and of that tenant the first to come. Aging ranks lines, not requests: were it to rank
+requests, a tenant that queues fifty of them at once would soon be ahead of every newcomer.
 
 Choices that share another sequence's prompt are held back until that prompt is computed.
 """
@@ -29,6 +29,26 @@ def clamped_priority(seq: Sequence) -> int:
     return max(-MAX_PRIORITY, min(MAX_PRIORITY, seq.priority))
 
 
+class Ranking:
+    """The order at one moment, of waiting sequences and of running ones whose prompts are not computed."""
+
+    def __init__(self, now: float, oldest: dict[int, float], shares: FairShare) -> None:
+        """`oldest` is, of each priority, the earliest `waiting_since` of those to be ranked."""
+        self._lines = {
+            priority: (-(priority + (now - since) / AGING_S), -priority) for priority, since in oldest.items()
+        }
+        self._shares = shares
+
+    def of_line(self, priority: int) -> tuple[float, int]:
+        """Return a line's rank; the smallest is served."""
+        return self._lines[priority]
+
+    def of(self, seq: Sequence) -> tuple[tuple[float, int], bool, int, int]:
+        """Return a sequence's rank; the smallest goes first."""
+        line = self._lines[clamped_priority(seq)]
+        return line, seq.preemptions == 0, self._shares.served(seq.tenant), seq.ticket
+
+
 class _Line:
     """The waiting sequences of one priority."""
 
@@ -43,10 +63,9 @@ class _Line:
 
 
 class WaitingQueue:
-    """The sequences that are not running. `first` is O(tenants + preempted); the rest is O(1)."""
+    """The sequences that are not running. `oldest` and `first` are O(tenants + preempted), the rest O(1)."""
 
-    def __init__(self, shares: FairShare) -> None:
-        self._shares = shares
+    def __init__(self) -> None:
         self._lines: dict[int, _Line] = {}
         self._members: dict[str, Sequence] = {}
         self._held: dict[str, list[Sequence]] = {}  # by the request_id of the sequence they wait for
@@ -110,16 +129,18 @@ class WaitingQueue:
         if not line.tenants and not line.resumed:
             del self._lines[clamped_priority(seq)]
 
-    def first(self, now: float) -> Sequence | None:
-        """Return who is next, at `now` seconds of the clock that set `arrived_at`."""
+    def oldest(self) -> dict[int, float]:
+        """Return, of each priority that has members, the earliest `waiting_since`."""
+        return {
+            priority: min(seq.waiting_since for seq in line.heads()) for priority, line in self._lines.items()
+        }
+
+    def first(self, ranking: Ranking) -> Sequence | None:
+        """Return who is next; None when nobody is, or all are held."""
         if not self._lines:
             return None
-        oldest = {level: min(seq.arrived_at for seq in line.heads()) for level, line in self._lines.items()}
-        level = max(oldest, key=lambda level: (level + (now - oldest[level]) / AGING_S, level))
-        line = self._lines[level]
-        if line.resumed:
-            return next(iter(line.resumed.values()))
-        return min(line.heads(), key=lambda seq: (self._shares.served(seq.tenant), seq.ticket))
+        line = self._lines[min(self._lines, key=ranking.of_line)]
+        return min(line.heads(), key=ranking.of)
 
     def _enter(self, seq: Sequence) -> None:
         self._members[seq.request_id] = seq
