@@ -45,38 +45,39 @@ def philox4x32(
     counter: four int64 tensors that hold 32-bit words and broadcast with each other and with the key
     key: low and high word, likewise
 
-    Products of two words may wrap int64; their bits are the right ones, and the masks keep just those.
+    Products of two words may wrap int64; their bits are the right ones, and the masks keep just those. The
+    low words of products are masked only once they are needed alone, which saves a sixth of the work.
     """
     c0, c1, c2, c3 = counter
     low, high = key
     for _ in range(_ROUNDS):
         product_0, product_1 = c0 * _MULTIPLIER_0, c2 * _MULTIPLIER_1
-        c0, c1, c2, c3 = (
-            (product_1 >> 32).bitwise_and_(_MASK) ^ (c1 ^ low),
-            product_1.bitwise_and_(_MASK),
-            (product_0 >> 32).bitwise_and_(_MASK) ^ (c3 ^ high),
-            product_0.bitwise_and_(_MASK),
-        )
+        c0 = ((product_1 >> 32) ^ c1 ^ low) & _MASK
+        c2 = ((product_0 >> 32) ^ c3 ^ high) & _MASK
+        c1, c3 = product_1, product_0
         low, high = (low + _WEYL_0) & _MASK, (high + _WEYL_1) & _MASK
-    return c0, c1, c2, c3
+    return c0, c1 & _MASK, c2, c3 & _MASK
 
 
 def gumbel_noise(vocab_size: int, streams: Sequence[NoiseStream], device: torch.device) -> torch.Tensor:
-    """Return standard Gumbel noise for every token: [len(streams), vocab_size] float64.
+    """Return standard Gumbel noise for every token: [len(streams), vocab_size] float32.
 
     Raises ValueError when a part of a stream does not fit its bits.
     """
     low, high, choice, position = (part[:, None] for part in _parts(streams, device))
     blocks = torch.arange(-(-vocab_size // _WORDS), device=device)[None]
     # Four neighbours share a counter, which is computed once.
-    words = torch.stack(philox4x32((blocks, position, choice, torch.zeros_like(blocks)), (low, high)), dim=-1)
-    return _gumbel(words.flatten(1)[:, :vocab_size])
+    words = philox4x32((blocks, position, choice, torch.zeros_like(position)), (low, high))
+    noise = torch.empty(len(streams), blocks.shape[1], _WORDS, device=device)
+    for index, word in enumerate(words):
+        noise[..., index] = word >> 9
+    return _gumbel(noise.flatten(1)[:, :vocab_size])
 
 
 def gumbel_noise_at(
     token_ids: torch.Tensor, stream_of: torch.Tensor, streams: Sequence[NoiseStream]
 ) -> torch.Tensor:
-    """Return the noise of some tokens, the same as `gumbel_noise` has for them: [n] float64.
+    """Return the noise of some tokens, the same as `gumbel_noise` has for them: [n] float32.
 
     token_ids: [n] int64
     stream_of: [n] int64, indices of `streams`
@@ -86,7 +87,7 @@ def gumbel_noise_at(
     low, high, choice, position = (part[stream_of] for part in _parts(streams, token_ids.device))
     counter = (token_ids >> 2, position, choice, torch.zeros_like(token_ids))
     words = torch.stack(philox4x32(counter, (low, high)))
-    return _gumbel(words.gather(0, (token_ids & 3)[None])[0])
+    return _gumbel((words.gather(0, (token_ids & 3)[None])[0] >> 9).float())
 
 
 def _parts(streams: Sequence[NoiseStream], device: torch.device) -> torch.Tensor:
@@ -102,6 +103,6 @@ def _parts(streams: Sequence[NoiseStream], device: torch.device) -> torch.Tensor
     return torch.tensor(parts, dtype=torch.int64, device=device).reshape(-1, 4).T
 
 
-def _gumbel(words: torch.Tensor) -> torch.Tensor:
-    uniform = (words >> 9).double().add_(0.5).mul_(2.0**-23)
-    return uniform.log_().neg_().log_().neg_()
+def _gumbel(bits: torch.Tensor) -> torch.Tensor:
+    """Noise of 23-bit integers, in place; every step before the logarithms is exact in float32."""
+    return bits.add_(0.5).mul_(2.0**-23).log_().neg_().log_().neg_()

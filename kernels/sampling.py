@@ -19,8 +19,11 @@ from kvhive.kernels.penalties import PenaltyRow, apply_penalties
 from kvhive.kernels.philox import GUMBEL_RANGE, NoiseStream, gumbel_noise, gumbel_noise_at
 from kvhive.kernels.token_filters import TokenFilters, filter_tokens
 
-_SLICE = 1 << 20
-"""Logits that are sampled together: 8 MiB of float64 and a few times that in passing."""
+_CPU_SLICE = 1 << 18
+"""Logits that are sampled together on the CPU: their float64 copies stay in its caches."""
+
+_DEVICE_SLICE = 1 << 24
+"""... and on another device, where launches cost more: 128 MiB of float64 and a few times that in passing."""
 
 _SPARSE = 8
 """Noise is drawn token by token where fewer than one in so many is kept; else four neighbours share it."""
@@ -53,11 +56,11 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int | None
             raise ValueError(f"temperature: needs a finite number >= 0, is {row.temperature}")
     if not rows:
         return []
-    tokens = _settle(logits.max(dim=-1).values, logits.argmax(dim=-1))
+    tokens = _settle(logits.amax(dim=-1), logits.argmax(dim=-1))
     rest = [
         i for i, row in enumerate(rows) if tokens[i] is not None and (row.temperature > 0 or row.penalties)
     ]
-    size = max(1, _SLICE // logits.shape[1])
+    size = max(1, (_CPU_SLICE if logits.device.type == "cpu" else _DEVICE_SLICE) // logits.shape[1])
     for start in range(0, len(rest), size):
         part = rest[start : start + size]
         for i, token in zip(part, _sample_slice(logits[part], [rows[i] for i in part]), strict=True):
@@ -69,11 +72,14 @@ def _sample_slice(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int
     """Sample rows whose logits are finite; a row may still lose its last token to what is forbidden."""
     scores = logits.double()
     apply_penalties(scores, [row.penalties for row in rows])
-    largest, tokens = scores.max(dim=-1).values, scores.argmax(dim=-1)
+    largest, tokens = scores.amax(dim=-1), scores.argmax(dim=-1)
+    if any(row.penalties for row in rows):
+        # What is drawn from a row that has lost all its tokens is thrown away; it must only be a number.
+        scores.masked_fill_(~torch.isfinite(largest)[:, None], 0.0)
     if warm := [i for i, row in enumerate(rows) if row.temperature > 0]:
         drawn = [rows[i] for i in warm]
         # Relative to the largest, so that no temperature, however small, can overflow to Inf - Inf.
-        scores.sub_(largest[:, None])
+        scores.sub_(scores.amax(dim=-1, keepdim=True))
         part = scores if len(warm) == len(rows) else scores[warm]
         part.div_(torch.tensor([row.temperature for row in drawn], dtype=part.dtype).to(part.device)[:, None])
         filter_tokens(part, [row.filters for row in drawn])
@@ -83,11 +89,11 @@ def _sample_slice(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int
 
 def _draw(scores: torch.Tensor, streams: Sequence[NoiseStream]) -> torch.Tensor:
     """Return one token per row: [rows] int64. Only tokens that can win are given their noise."""
-    least = scores.max(dim=-1, keepdim=True).values - GUMBEL_RANGE
-    row_of, kept = torch.nonzero(scores >= least, as_tuple=True)
-    if kept.shape[0] * _SPARSE > scores.numel():
-        return gumbel_noise(scores.shape[1], streams, scores.device).add_(scores).argmax(dim=-1)
-    noisy = gumbel_noise_at(kept, row_of, streams).add_(scores[row_of, kept])
+    can_win = scores >= scores.amax(dim=-1, keepdim=True) - GUMBEL_RANGE
+    if int(can_win.sum()) * _SPARSE > scores.numel():
+        return scores.add_(gumbel_noise(scores.shape[1], streams, scores.device)).argmax(dim=-1)
+    row_of, kept = torch.nonzero(can_win, as_tuple=True)
+    noisy = scores[row_of, kept].add_(gumbel_noise_at(kept, row_of, streams))
     # Kept tokens of a row lie together, ascending; side by side, an argmax finds each row's first winner.
     counts = torch.bincount(row_of, minlength=len(streams))
     first = counts.cumsum(0) - counts
