@@ -1,0 +1,194 @@
+"""Pins: what a lease keeps, how long, on whose budget, and that it never makes the pool unusable."""
+
+from __future__ import annotations
+
+import pytest
+from engine_rig import Rig
+
+from kvhive.proto.block_hash import BlockHash
+from kvhive.worker.block_pool import Block, BlockPool
+from kvhive.worker.pins import PinBudget
+from kvhive.worker.sequence import SequenceState
+
+
+def chain(pool: BlockPool, name: str, length: int) -> list[Block]:
+    """Compute a chain and hold it."""
+    blocks = pool.allocate(length)
+    for i, block in enumerate(blocks):
+        pool.register(block, BlockHash(f"{name}{i}".encode().ljust(32, b".")))
+    return blocks
+
+
+def release(pool: BlockPool, blocks: list[Block], now: float) -> None:
+    for block in reversed(blocks):
+        pool.release(block, now)
+
+
+def pin(pool: BlockPool, blocks: list[Block], ttl_s: float, tenant: str = "t", now: float = 0.0) -> int:
+    """Pin a chain from its first block on; return how many blocks were kept."""
+    kept = 0
+    for depth, block in enumerate(blocks):
+        if not pool.pin(block, depth, tenant, ttl_s, now):
+            break
+        kept += 1
+    return kept
+
+
+def cached_names(pool: BlockPool) -> set[str]:
+    return {block_hash.decode().strip(".") for block_hash in pool._by_hash}
+
+
+def test_a_pinned_block_is_evicted_only_after_its_lease() -> None:
+    """It counts as cached, is not available, and comes back as a victim when the lease ends."""
+    pool = BlockPool(8)
+    blocks = chain(pool, "a", 2)
+    assert pin(pool, blocks, ttl_s=10.0) == 2
+    release(pool, blocks, now=5.0)
+    assert (pool.usage().cached, pool.usage().pinned, pool.available) == (2, 2, 6)
+    pool.expire(now=14.9)
+    assert pool.available == 6
+    pool.expire(now=15.0)
+    assert (pool.usage().cached, pool.usage().pinned, pool.available) == (2, 0, 8)
+    assert pool.leases.total == 0
+
+
+def test_every_use_renews_the_lease_and_it_does_not_run_while_the_block_is_live() -> None:
+    pool = BlockPool(8)
+    blocks = chain(pool, "a", 2)
+    pin(pool, blocks, ttl_s=10.0)
+    release(pool, blocks, now=0.0)
+    for block in blocks:
+        pool.acquire(block)
+    pool.expire(now=30.0)  # live: nothing ends
+    assert pool.leases.total == 2
+    release(pool, blocks, now=40.0)
+    pool.expire(now=49.0)
+    assert pool.usage().pinned == 2
+    pool.expire(now=50.0)
+    assert pool.usage().pinned == 0
+
+
+@pytest.mark.parametrize("ttls", [(10.0, 3.0), (3.0, 10.0), (5.0, 5.0)])
+def test_prefixes_stay_closed_however_leases_end(ttls: tuple[float, float]) -> None:
+    """A short prefix and the whole chain are pinned for different times; children always go first."""
+    pool = BlockPool(16)
+    blocks = chain(pool, "a", 4)
+    pin(pool, blocks[:2], ttls[0])
+    pin(pool, blocks, ttls[1])
+    release(pool, blocks, now=0.0)
+    other = chain(pool, "x", 12)
+    for now in range(0, 14):
+        pool.expire(float(now))
+        while pool._cached:
+            other += pool.allocate(1)
+            left = {int(name[1:]) for name in cached_names(pool) if name.startswith("a")}
+            assert left == set(range(len(left))), "a block was left without its parent"
+    assert not any(name.startswith("a") for name in cached_names(pool))
+
+
+def test_pins_are_bounded_per_tenant_and_in_all_and_what_was_refused_is_told() -> None:
+    pool = BlockPool(20)
+    kept = [pin(pool, chain(pool, name, 6), 60.0, tenant=name) for name in "abc"]
+    assert kept == [5, 5, 0], "a quarter each, half in all"
+    assert [pool.leases.held_by(name) for name in "abc"] == [5, 5, 0]
+
+
+def test_a_block_counts_for_the_tenant_that_wants_it_longest() -> None:
+    pool = BlockPool(20)
+    blocks = chain(pool, "a", 4)
+    for tenant, ttl_s, charged in (("a", 5.0, (4, 0)), ("b", 5.0, (4, 0)), ("b", 9.0, (0, 4))):
+        assert pin(pool, blocks, ttl_s, tenant) == 4
+        assert (pool.leases.held_by("a"), pool.leases.held_by("b")) == charged
+    assert pool.leases.total == 4
+
+
+def test_clearing_forgets_pinned_blocks_and_gives_their_budget_back() -> None:
+    pool = BlockPool(8)
+    for _ in range(3):
+        blocks = chain(pool, "a", 2)
+        assert pin(pool, blocks, 100.0) == 2
+        release(pool, blocks, now=0.0)
+        assert pool.clear() == 2
+        assert (pool.leases.total, pool.usage().free, len(pool.leases._ends)) == (0, 8, 0)
+
+
+def test_renewing_does_not_grow_the_heap() -> None:
+    pool = BlockPool(8)
+    blocks = chain(pool, "a", 2)
+    pin(pool, blocks, ttl_s=10.0)
+    for now in range(100):
+        release(pool, blocks, float(now))
+        pool.expire(float(now))
+        for block in blocks:
+            pool.acquire(block)
+    assert len(pool.leases._ends) <= 2
+
+
+def test_a_share_that_leaves_no_room_is_refused() -> None:
+    with pytest.raises(ValueError, match="share_in_all: must be at least 0 and below 1, is 1"):
+        PinBudget(share_in_all=1.0)
+
+
+def test_the_full_blocks_before_the_breakpoint_survive_pressure_and_the_rest_does_not() -> None:
+    """14 tokens are asked for: 3 full blocks of 4."""
+    rig = Rig(blocks=16)
+    rig.submit("a", range(20), max_tokens=2, pins=[(14, 60.0)])
+    rig.run()
+    assert rig.outputs["a"][0].pinned_tokens == 12
+    for i in range(5):
+        rig.submit(f"other{i}", range(1000 * i + 500, 1000 * i + 540), max_tokens=2)
+        rig.run()
+    again = rig.submit("again", range(20), max_tokens=2)
+    rig.run()
+    assert again.cached_tokens == 12
+
+
+def test_several_breakpoints_each_last_as_long_as_they_ask() -> None:
+    rig = Rig(blocks=16)
+    rig.submit("a", range(17), max_tokens=1, pins=[(4, 100.0), (16, 5.0)])
+    rig.run()
+    assert rig.pool.usage().pinned == 4
+    rig.now += 10.0
+    rig.pool.expire(rig.now)
+    assert rig.pool.usage().pinned == 1
+
+
+def test_a_pin_changes_neither_tokens_nor_hits() -> None:
+    for pins in ([], [(16, 60.0)]):
+        rig = Rig(blocks=32)
+        for request_id in ("a", "b"):
+            rig.submit(request_id, range(18), pins=pins)
+            rig.run()
+        assert (rig.cached("a"), rig.cached("b")) == (0, 16)
+        assert rig.tokens("b") == rig.expected("b", 4)
+
+
+def test_what_only_pins_keep_out_waits_for_them_and_lets_others_pass() -> None:
+    """It waits no longer than the lease, although requests that hit the pinned blocks keep coming."""
+    rig = Rig(blocks=16)
+    rig.submit("pinning", range(17), max_tokens=1, pins=[(16, 30.0)])
+    rig.run()
+    large = rig.submit("large", range(100, 158), max_tokens=6)  # 16 blocks, 4 of them are pinned
+    for i in range(40):
+        small = rig.submit(f"small{i}", range(18), max_tokens=1, pins=[(16, 30.0)])
+        rig.run(steps=2)
+        if large.num_computed:
+            break
+        assert small.state is SequenceState.FINISHED and small.cached_tokens == 16
+        assert rig.outputs[f"small{i}"][0].pinned_tokens == 0, "no pin is renewed meanwhile, and that is told"
+        rig.now += 1.0
+    assert 28.0 < rig.now < 33.0
+    rig.run()
+    assert len(rig.tokens("large")) == 6
+    rig.submit("after", range(18), max_tokens=1, pins=[(16, 30.0)])
+    rig.run()
+    assert rig.outputs["after"][0].pinned_tokens == 16
+
+
+def test_a_request_whose_own_prefix_is_pinned_does_not_wait_for_it() -> None:
+    rig = Rig(blocks=16)
+    rig.submit("pinning", range(17), max_tokens=1, pins=[(16, 1000.0)])
+    rig.run()
+    large = rig.submit("large", range(58), max_tokens=6)
+    rig.run(steps=20)
+    assert large.state is SequenceState.FINISHED and large.cached_tokens == 16
