@@ -210,7 +210,7 @@ class Dispatcher:
                     yield event
                 if not generation.unfinished:
                     return
-                cut = [u.choice for u in message.updates if generation.cut_short(u)]
+                cut = generation.take_cut()
                 if cut:  # by a stop string, of which the worker knows nothing
                     await self._workers.stop_choices(placement.address, requests[index].request_id, cut)
         raise WorkerLost(f"worker {placement.worker_id} ended the stream too early")

@@ -56,6 +56,7 @@ class Generation:
     prompt_positions: int = 0
     """Prompt log-probabilities that went out, and of them how many the present worker has repeated."""
     repeated_positions: int = 0
+    _cut: list[int] = field(default_factory=list)
 
     @property
     def unfinished(self) -> list[Choice]:
@@ -84,9 +85,10 @@ class Generation:
             if update.choice < len(self.choices) and not self.choices[update.choice].ended:
                 yield from self._update(self.choices[update.choice], update, placement)
 
-    def cut_short(self, update: worker_pb2.ChoiceUpdate) -> bool:
-        """Whether a choice has ended here though its worker, after this update, would go on."""
-        return self.choices[update.choice].ended and not update.HasField("finished")
+    def take_cut(self) -> list[int]:
+        """Return the choices that a stop string has ended since the last time: their worker would go on."""
+        cut, self._cut = self._cut, []
+        return cut
 
     def _prompt_logprobs(self, positions: Sequence[worker_pb2.TokenLogprobs]) -> Iterator[Delta]:
         """Pass on what the client has not had; a worker that took over starts from the beginning."""
@@ -109,6 +111,8 @@ class Generation:
             if rest:
                 yield Delta(rest, choice=index)
             choice.ended = True
+            if not update.HasField("finished"):
+                self._cut.append(index)
             reason: FinishReason = "stop" if update.finished.stopped or output.stopped else "length"
             yield Finished(reason, None if self.unfinished else self._usage(placement), index)
 

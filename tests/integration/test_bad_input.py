@@ -103,7 +103,10 @@ async def test_http_answers_400_in_openai_s_words(cluster: Any) -> None:
         ({"messages": hello, "max_tokens": 0}, "max_tokens"),
         ({"messages": hello, "max_tokens": 10**30}, "max_tokens"),
         ({"messages": hello, "temperature": -1}, "temperature"),
-        ({"messages": hello, "n": 2}, "n"),
+        ({"messages": hello, "n": 17}, "n"),
+        ({"messages": hello, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"messages": hello, "logit_bias": {"x": 1}}, "logit_bias"),
+        ({"messages": hello, "prompt_logprobs": 1}, "prompt_logprobs"),
         ({"messages": hello, "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},

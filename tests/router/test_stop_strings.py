@@ -41,6 +41,31 @@ def test_against_the_naive_way(stops: list[str], chunks: list[str]) -> None:
     assert (emitted, stopped) == oracle(stops, seen)
 
 
+@settings(max_examples=500, deadline=None)
+@given(
+    stops=st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=4),
+    before=st.lists(st.text("ab", max_size=4), max_size=6),
+    after=st.lists(st.text("ab", max_size=4), max_size=6),
+)
+def test_while_the_output_may_not_end_a_stop_is_text(
+    stops: list[str], before: list[str], after: list[str]
+) -> None:
+    """One that is completed later counts, also where it began before."""
+    matcher = StopStringMatcher(stops)
+    early, text = "".join(before), "".join(before + after)
+    emitted = "".join(matcher.push(chunk, may_end=False)[0] for chunk in before)
+    assert len(early) - len(emitted) == held(stops, early)
+    stopped = False
+    for chunk in after:
+        piece, stopped = matcher.push(chunk)
+        emitted += piece
+    emitted += "" if stopped else matcher.flush()
+    ends = [e for e in range(len(early) + 1, len(text) + 1) if any(text[:e].endswith(s) for s in stops)]
+    cut = ends[0] - max(len(s) for s in stops if text[: ends[0]].endswith(s)) if ends else len(text)
+    assert stopped == bool(ends) and emitted[:cut] == text[:cut]
+    assert len(emitted) == max(cut, len(early) - held(stops, early) if ends else 0)
+
+
 def test_an_unrelated_long_stop_delays_nothing() -> None:
     matcher = StopStringMatcher(["#" * 60])
     assert matcher.push("Hello") == ("Hello", False)
