@@ -27,9 +27,12 @@ class DraftingRunner(SimulatedRunner):
     """Guesses `max_drafts` tokens ahead, of which a random number are right."""
 
     drafter = random.Random(0)
+    asked: ReadOnly[Chunk] = ()
+    """The chunks of the last step."""
 
     def run(self, chunks: ReadOnly[Chunk]) -> list[ChunkResult]:
         """Add drafts to the chunks that have room for them, then verify them."""
+        self.asked = list(chunks)
         return super().run([self._guess(chunk) if chunk.max_drafts else chunk for chunk in chunks])
 
     def _guess(self, chunk: Chunk) -> Chunk:

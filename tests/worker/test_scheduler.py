@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from engine_rig import Rig
 
 from kvhive.proto.errors import InvalidRequest, Overloaded
+from kvhive.worker.scheduler import MAX_PREEMPTIONS
 from kvhive.worker.sequence import FinishReason, SamplingParams, Sequence, SequenceState
 
 
@@ -33,14 +36,28 @@ def test_decodes_go_first_and_the_rest_of_the_budget_prefills() -> None:
     assert plan_of(rig) == {"decoding": 1, "long": 7}
 
 
-def test_a_long_prompt_never_skips_a_decoding_neighbour() -> None:
-    rig = Rig(blocks=128, budget=8)
-    rig.submit("decoding", range(5), max_tokens=20)
-    rig.run(steps=1)
-    rig.submit("long", range(200, 400))
-    before = len(rig.tokens("decoding"))
-    rig.run(steps=10)
-    assert len(rig.tokens("decoding")) == before + 10
+@pytest.mark.parametrize("budget", [2, 8])
+def test_a_decoding_neighbour_waits_for_one_step_of_the_budget_and_no_more(budget: int) -> None:
+    """Whatever else arrives: long prompts, urgent ones, other tenants, drafts, more than can run at once."""
+    rig = Rig(blocks=400, budget=budget, drafts=3)
+    rig.submit("decoding", range(5), max_tokens=200)
+    while not rig.tokens("decoding"):
+        rig.run(steps=1)
+    for i in range(30):
+        rig.submit(f"long{i}", range(200 * i, 200 * i + 150), priority=i % 3, tenant=f"t{i % 4}")
+        before = len(rig.tokens("decoding"))
+        rig.run(steps=1)
+        assert len(rig.tokens("decoding")) > before
+        assert sum(len(chunk.token_ids) + chunk.max_drafts for chunk in rig.runner.asked) <= budget
+
+
+def test_no_more_sequences_run_than_a_step_has_tokens() -> None:
+    """Else some of those that decode would have to sit out."""
+    rig = Rig(blocks=64, budget=3, max_running=8)
+    for i in range(8):
+        rig.submit(f"r{i}", [i], max_tokens=20)
+    rig.run(steps=12)
+    assert len(rig.scheduler.running) == 3
 
 
 def test_prompts_are_admitted_first_come_first_served() -> None:
@@ -73,6 +90,41 @@ def test_preemption_takes_the_latest_admitted() -> None:
     rig.run(steps=8)
     assert (first.preemptions, second.preemptions) == (0, 1)
     rig.run()
+
+
+def test_preemption_takes_the_lowest_priority_first() -> None:
+    """Although it was admitted first, and is not who needs the block."""
+    rig = Rig(blocks=7, budget=16)
+    low = rig.submit("low", range(8), max_tokens=20, priority=-1)
+    rig.run(steps=1)
+    high = rig.submit("high", range(100, 108), max_tokens=20)
+    rig.run(steps=8)
+    assert (low.preemptions, high.preemptions) == (1, 0)
+    rig.run()
+    assert rig.tokens("low") == rig.expected("low", 20)
+
+
+def test_nobody_is_preempted_more_than_three_times() -> None:
+    """Low-priority work among a stream of urgent requests in a pool that is too small: it is let finish."""
+    rig = Rig(blocks=12, budget=16, max_waiting=200)
+    low = [rig.submit(f"low{i}", range(50 * i, 50 * i + 6), max_tokens=30, priority=-5) for i in range(3)]
+    for i in range(60):
+        rig.submit(f"high{i}", range(1000 + 9 * i, 1006 + 9 * i), max_tokens=10, priority=5)
+        rig.run(steps=4)
+    rig.run()
+    assert 1 <= max(seq.preemptions for seq in rig.sequences.values()) <= MAX_PREEMPTIONS
+    assert all(rig.tokens(f"low{i}") == rig.expected(f"low{i}", 30) for i, _ in enumerate(low))
+
+
+def test_one_long_and_three_medium_requests_in_a_tight_pool_do_not_play_ping_pong() -> None:
+    """Who comes back has room for its whole need, so each return gets it further; and all finish."""
+    rig = Rig(blocks=12, budget=16)
+    seqs = [rig.submit("long", range(8), max_tokens=36)]
+    seqs += [rig.submit(f"m{i}", range(100 * i, 100 * i + 12), max_tokens=12) for i in range(1, 4)]
+    rig.run(steps=60)
+    assert rig.scheduler.idle
+    assert all(seq.preemptions <= MAX_PREEMPTIONS for seq in seqs) and rig.scheduler.preemptions <= 3
+    assert all(rig.tokens(f"m{i}") == rig.expected(f"m{i}", 12) for i in range(1, 4))
 
 
 def test_cached_tokens_of_a_preempted_request_are_not_counted_as_hits() -> None:
@@ -129,6 +181,37 @@ def test_cancelling_frees_blocks_before_the_next_step_and_twice_is_harmless() ->
     assert rig.pool.usage().live == 0 and rig.scheduler.idle
     rig.engine.cancel("decoding")
     rig.engine.step()
+
+
+def test_a_cancelled_sequence_leaves_its_slot_and_its_blocks_to_the_next_step() -> None:
+    """300 times at random moments: no slot stays occupied, and the batch is fully usable afterwards."""
+    rig = Rig(blocks=64, budget=8, max_running=3, drafts=2)
+    moments = random.Random(3)
+    for i in range(300):
+        rig.submit(f"r{i}", range(i, i + moments.randint(1, 20)), max_tokens=8, tenant=f"t{i % 3}")
+        rig.run(steps=moments.randint(0, 3))
+        rig.engine.cancel(f"r{max(0, i - moments.randint(0, 4))}")
+        rig.engine.step()
+        assert all(seq.request_id in rig.engine._sequences for seq in rig.scheduler.running)
+    for i in range(300):
+        rig.engine.cancel(f"r{i}")
+    rig.engine.step()
+    assert rig.scheduler.idle and rig.pool.usage().live == 0
+    for i in range(3):
+        rig.submit(f"after{i}", [i], max_tokens=50)
+    rig.run(steps=2)
+    assert len(rig.scheduler.running) == 3
+    rig.run()
+
+
+def test_min_tokens_holds_back_the_end() -> None:
+    """A stop token that the model would choose at once is not chosen before min_tokens."""
+    rig = Rig(blocks=64)
+    rig.prompts["probe"] = [1, 2, 3]
+    stop = rig.expected("probe", 1)
+    seq = rig.submit("a", [1, 2, 3], max_tokens=10, stop=stop, min_tokens=6)
+    rig.run()
+    assert rig.tokens("a") == rig.expected("a", 10) and seq.finish_reason is FinishReason.LENGTH
 
 
 def test_the_load_counts_what_is_still_to_be_computed() -> None:
