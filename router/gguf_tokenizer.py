@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from kvhive.proto.errors import ModelError
 from kvhive.router.gguf_metadata import GgufValue, read_gguf_metadata
@@ -33,6 +33,11 @@ _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 # None is ByteLevel's built-in GPT-2 split. SmolLM's original splits digits one by one as well; transformers
 # reads the GGUF without that, and equal ids with transformers are the promise.
 _SPLITS: Mapping[str, str | None] = {
@@ -48,7 +53,9 @@ _SPLITS: Mapping[str, str | None] = {
     "llama3": _LLAMA3,
     "deepseek-r1-qwen": _QWEN2,
     "qwen2": _QWEN2,
+    "tekken": _TEKKEN,
 }
+_GEMMAS = ("gemma", "gemma2", "gemma3")
 
 
 def load_gguf_tokenizer(path: Path) -> TokenizerParts:
@@ -60,7 +67,10 @@ def load_gguf_tokenizer(path: Path) -> TokenizerParts:
     if not isinstance(tokens, list) or not tokens:
         raise ModelError(f"{path}: has no tokenizer.ggml.tokens")
     words = [str(token) for token in tokens]
-    if kind == "gpt2":
+    if kind == "llama" and metadata.get("general.architecture") in _GEMMAS:
+        words = [_respelled(word) for word in words]
+        tokenizer = _gemma(path, words, fields)
+    elif kind == "gpt2":
         tokenizer = _byte_level(path, words, fields)
     elif kind == "llama":
         tokenizer = _sentencepiece(path, words, fields)
@@ -139,6 +149,28 @@ def _sentencepiece(path: Path, words: list[str], fields: Mapping[str, GgufValue]
     if space_first:
         steps.append(decoders.Strip(content=" ", left=1))
     tokenizer.decoder = decoders.Sequence(steps)
+    return tokenizer
+
+
+def _respelled(word: str) -> str:
+    """Gemma's runs of spaces stand as spaces in the file, but a text's spaces are looked up as "▁"."""
+    return "▁" * len(word) if " " in word and not word.strip() else word
+
+
+def _gemma(path: Path, words: list[str], fields: Mapping[str, GgufValue]) -> Tokenizer:
+    """A SentencePiece vocabulary whose merges follow the order of the tokens, not their scores."""
+    vocab = {word: index for index, word in enumerate(words)}
+    merges = fields.get("merges")
+    if isinstance(merges, list):
+        pairs = [_pair(path, str(merge)) for merge in merges]
+    else:
+        pairs = _merges_from_scores(vocab, {word: -float(index) for word, index in vocab.items()})
+    tokenizer = _build(path, vocab, pairs, byte_fallback=True)
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", behavior="merged_with_previous")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     return tokenizer
 
 
