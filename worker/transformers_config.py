@@ -79,7 +79,8 @@ def _first(fields: Fields, names: tuple[str, ...], default: int | None = None) -
         if fields.raw.get(name) is not None:
             return fields.integer(name)
     if default is None:
-        raise ModelError(f"{fields.path}: {names[0]} is missing")
+        name = architecture(fields)
+        raise ModelError(f"{fields.path}: architecture {name!r} is not supported: {names[0]} is missing")
     return default
 
 
