@@ -142,7 +142,9 @@ async def running_worker(
     service.state = WorkerState.SERVING
     thread = threading.Thread(target=_run, args=(engine, service), daemon=True)
     thread.start()
-    server = grpc.aio.server(interceptors=[ClusterTokenGuard(TOKEN)])
+    # Routers ping silent streams every second, which is no reason to hang up on them.
+    options = [("grpc.http2.min_ping_interval_without_data_ms", 500), ("grpc.http2.max_ping_strikes", 0)]
+    server = grpc.aio.server(interceptors=[ClusterTokenGuard(TOKEN)], options=options)
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
