@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 from engine_rig import Rig
 
@@ -183,6 +186,26 @@ def test_what_only_pins_keep_out_waits_for_them_and_lets_others_pass() -> None:
     rig.submit("after", range(18), max_tokens=1, pins=[(16, 30.0)])
     rig.run()
     assert rig.outputs["after"][0].pinned_tokens == 16
+
+
+def test_an_engine_that_waits_for_a_lease_does_not_spin_and_then_goes_on() -> None:
+    """Nothing runs and one waits: the loop looks again now and then, and starts it when the lease ends."""
+    rig = Rig(blocks=16)
+    rig.submit("pinning", range(17), max_tokens=1, pins=[(16, 30.0)])
+    rig.run()
+    rig.submit("large", range(100, 158), max_tokens=6)
+    thread = threading.Thread(target=rig.engine.run)
+    before = rig.engine.steps
+    thread.start()
+    time.sleep(0.5)
+    assert rig.engine.steps - before <= 15
+    rig.now += 40.0
+    deadline = time.monotonic() + 10
+    while len(rig.tokens("large")) < 6 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    rig.engine.stop()
+    thread.join(10)
+    assert len(rig.tokens("large")) == 6
 
 
 def test_a_request_whose_own_prefix_is_pinned_does_not_wait_for_it() -> None:
