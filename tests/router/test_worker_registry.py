@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -12,30 +11,13 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from redis_fixtures import connect, eventually, kill
+from worker_records import KEYS, LEASE_S, SPEC, Clock, record, register
 
-from kvhive.proto.index_schema import IndexKeys, LoadReport, WorkerRecord, WorkerState
-from kvhive.router.worker_registry import ModelSpec, WorkerRegistry
+from kvhive.proto.index_schema import LoadReport, WorkerRecord, WorkerState
+from kvhive.router.worker_registry import WorkerRegistry
 from kvhive.scripts.embedded_redis import EmbeddedRedis
 
-KEYS = IndexKeys("test")
-SPEC = ModelSpec("ab" * 32, 16)
 COOLDOWN_S = 5.0
-LEASE_S = 30.0
-"""Of the registry and, unless a test says otherwise, of workers: no slow moment of a machine ends it."""
-
-
-def record(worker_id: str = "w1", epoch: int = 1, **changes: object) -> WorkerRecord:
-    base = WorkerRecord(
-        worker_id, "127.0.0.1:1", epoch, "demo", "ab" * 32, 16, 2048, 49152, WorkerState.SERVING, "cpu", 1
-    )
-    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
-
-
-async def register(redis: Redis, rec: WorkerRecord, lease_s: float = LEASE_S) -> None:
-    seconds, micros = await redis.time()
-    await redis.zadd(KEYS.workers, {rec.worker_id: seconds * 1000 + micros // 1000 + lease_s * 1000})
-    await redis.hset(KEYS.worker(rec.worker_id), mapping=rec.to_fields())
-    await redis.pexpire(KEYS.worker(rec.worker_id), int(lease_s * 1000))
 
 
 class Log:
@@ -47,16 +29,6 @@ class Log:
 
     def leave(self, worker_id: str) -> None:
         self.lines.append(f"-{worker_id}")
-
-
-class Clock:
-    """The registry's clock, which stands still until it is told to go on. Redis' own cannot be told."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def registry_of(redis: Redis, clock: Callable[[], float] = time.monotonic) -> tuple[WorkerRegistry, Log]:
