@@ -45,10 +45,10 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_draws_follow_the_distribution(case):
     torch.manual_seed(3)
-    logits = torch.randn(300) * 2
-    draws = 2500
+    logits = torch.randn(100) * 2
+    draws = 1000
     rows = [SamplingRow(**{"temperature": 1.0} | case, seed=12345, position=i) for i in range(draws)]
-    counts = torch.bincount(torch.tensor(sample(logits.expand(draws, -1), rows)), minlength=300)
+    counts = torch.bincount(torch.tensor(sample(logits.expand(draws, -1), rows)), minlength=100)
     expected = kept(logits, **case) * draws
     assert counts[expected == 0].sum() == 0, "a token outside the support was drawn"
     common = expected >= 5
@@ -58,12 +58,12 @@ def test_draws_follow_the_distribution(case):
 
 def test_a_nucleus_wider_than_the_first_probe_is_found():
     logits = torch.zeros(5000) + torch.linspace(0, 1e-3, 5000)
-    rows = [SamplingRow(temperature=1.0, top_p=0.5, seed=9, position=i) for i in range(300)]
-    tokens = sample(logits.expand(300, -1), rows)
+    rows = [SamplingRow(temperature=1.0, top_p=0.5, seed=9, position=i) for i in range(100)]
+    tokens = sample(logits.expand(100, -1), rows)
     support = kept(logits, top_p=0.5) > 0
     assert support.sum() > 2000
     assert all(support[token] for token in tokens)
-    assert len(set(tokens)) > 250
+    assert len(set(tokens)) > 85
 
 
 def test_a_row_does_not_depend_on_its_batch_mates():
