@@ -39,13 +39,13 @@ class WorkersConfig:
     """The workers: Ray actors, each with one device and one paged KV pool."""
 
     count: int = 2
-    """How many workers to start."""
+    """How many workers to start. Read at `kvhive up` only."""
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: cuda where Ray has GPUs."""
     num_cpus: float = 1.0
     """CPUs that Ray reserves for each worker."""
     threads: int = 0
-    """Compute threads per worker; 0 means the machine's cores divided by the workers on it."""
+    """Compute threads per worker; 0 means a fair share of our own head's cores, else `int(num_cpus)`."""
     block_size: int = 16
     """Tokens per KV block; one value per cluster."""
     pool_tokens: int = 16384
@@ -95,7 +95,7 @@ class RouterConfig:
     max_request_bytes: int = 16 * 1024 * 1024
     """Largest request body or gRPC message."""
     queue_timeout_s: float = 300.0
-    """Longest a request may wait at a worker before its first token."""
+    """Longest a request may wait at a worker before its first token; 0 means no limit."""
     max_failovers: int = 2
     """Most times one stream moves to another worker because its own was lost."""
     failure_cooldown_s: float = 5.0

@@ -44,6 +44,7 @@ class Doors:
 
     def __init__(self, config: RouterConfig, service: InferenceService, app: ASGIApp) -> None:
         self._config = config
+        self._service = service
         self._http = HttpServer(app)
         self._health = health_aio.HealthServicer()
         self._healthy: bool | None = None
@@ -68,7 +69,12 @@ class Doors:
     async def close(self, grace_s: float) -> None:
         """Refuse what is new, and give what runs on either door `grace_s` seconds to end."""
         await self.set_health(False)
-        await asyncio.gather(self._grpc.stop(grace_s), self._http.stop(grace_s))
+        await asyncio.gather(self._close_grpc(grace_s), self._http.stop(grace_s))
+
+    async def _close_grpc(self, grace_s: float) -> None:
+        # Only generations are waited for: a client that watches health has an open call for ever.
+        await self._service.drain(grace_s)
+        await self._grpc.stop(0)
 
     async def set_health(self, serving: bool) -> None:
         """Tell grpc.health.v1, and those who watch it, whether a request would find a worker."""

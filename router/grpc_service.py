@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import grpc
@@ -47,15 +48,33 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     def __init__(self, frontend: TokenizingFrontend, cluster: Callable[[], pb.GetClusterResponse]) -> None:
         self._frontend = frontend
         self._cluster = cluster
+        self._draining = False
+        self._streams = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuse new generations, and wait up to `grace_s` seconds until none runs on this door."""
+        self._draining = True
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), grace_s)
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
         """Stream one generation; a client that goes away cancels it."""
+        if self._draining:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the router is stopping, retry")
+        self._streams += 1
+        self._idle.clear()
         try:
             async with aclosing(self._frontend.generate(_request(request))) as events:
                 async for event in events:
                     yield _response(event)
         except KvhiveError as error:
             await context.abort(_status(error), str(error))
+        finally:
+            self._streams -= 1
+            if not self._streams:
+                self._idle.set()
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
         """Tokenise text or chat."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.util
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +26,34 @@ def demo_gguf() -> Path:
 
 
 @pytest.fixture(scope="session")
-def hf_model(demo_gguf: Path) -> Any:
-    """The demo model in transformers, float32 on the CPU. Takes half a minute, once a session."""
+def gguf_cached() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """Opens a context in which gguf's two slow answers are given once.
+
+    transformers reads the same file three times and asks for the same table once per module, 397 times:
+    half of the time that loading takes.
+    """
+    import gguf
+
+    once = {name: functools.cache(getattr(gguf, name)) for name in ("GGUFReader", "get_tensor_name_map")}
+
+    @contextlib.contextmanager
+    def context() -> Iterator[None]:
+        with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+            warnings.simplefilter("ignore")
+            for name, cached in once.items():
+                patch.setattr(gguf, name, cached)
+            yield
+
+    return context
+
+
+@pytest.fixture(scope="session")
+def hf_model(demo_gguf: Path, gguf_cached: Callable[[], contextlib.AbstractContextManager[None]]) -> Any:
+    """The demo model in transformers, float32 on the CPU. Takes many seconds, once a session."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with gguf_cached():
         model = AutoModelForCausalLM.from_pretrained(
             demo_gguf.parent, gguf_file=demo_gguf.name, dtype=torch.float32
         )
@@ -37,10 +61,9 @@ def hf_model(demo_gguf: Path) -> Any:
 
 
 @pytest.fixture(scope="session")
-def hf_tokenizer(demo_gguf: Path) -> Any:
+def hf_tokenizer(demo_gguf: Path, gguf_cached: Callable[[], contextlib.AbstractContextManager[None]]) -> Any:
     """The demo model's tokenizer in transformers. Takes several seconds, once a session."""
     from transformers import AutoTokenizer
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with gguf_cached():
         return AutoTokenizer.from_pretrained(demo_gguf.parent, gguf_file=demo_gguf.name)

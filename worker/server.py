@@ -126,6 +126,8 @@ class WorkerServer:
             asyncio.run_coroutine_threadsafe(self._close(grace_s), self._loop).result(grace_s + 30)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._loop_thread.join(5)
+        if not self._loop.is_running():
+            self._loop.close()
         self._progress = "stopped"
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:

@@ -52,7 +52,7 @@ class KvhiveCommand:
             out, err = process.communicate(timeout=timeout)
         except BaseException:
             process.terminate()  # `up` removes what it has started
-            process.wait(60)
+            process.communicate(timeout=60)
             raise
         if check:
             assert process.returncode == 0, out + err

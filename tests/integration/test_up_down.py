@@ -1,5 +1,11 @@
-"""`kvhive up` ends in a cluster that serves or in nothing; `kvhive down` leaves nothing."""
+"""`kvhive up` ends in a cluster that serves or in nothing; `kvhive down` leaves nothing.
 
+A start takes half a minute: tests that only ask share the session's cluster, and each start of its own
+answers several questions.
+"""
+
+import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -9,10 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from inference import Client, Result, by_tokens
 
 from kvhive.scripts.cluster_state import RaySession
 from kvhive.scripts.owned_processes import RUNTIME_DIR_VARIABLE, end_processes, processes_of
@@ -21,7 +29,10 @@ from kvhive.scripts.ray_head import head_environment, start_head
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 TWO_CPU_WORKERS = ("--set", "workers.device=cpu", "--set", "workers.count=2", "--set", "workers.threads=1")
+ONE_CPU_WORKER = ("--set", "workers.device=cpu", "--set", "workers.count=1", "--set", "workers.threads=1")
 UP_TIMEOUT_S = 170
+STREAM_TOKENS = 150
+"""Several seconds of output: more than a router gives by default when it is told to stop."""
 
 
 def eventually(check: Any, within_s: float, every_s: float = 0.1) -> Any:
@@ -87,27 +98,15 @@ def test_a_bad_request_is_one_line_with_the_field(cluster: Any) -> None:
 
 def test_a_second_up_says_that_it_is_up_and_starts_nothing(cluster: Any) -> None:
     before = cluster.status()
-    result = cluster.kvhive("up", *TWO_CPU_WORKERS)
-    assert "already up" in result.stdout
+    assert "already up" in cluster.kvhive("up", *TWO_CPU_WORKERS).stdout
+    other = cluster.kvhive("up", *TWO_CPU_WORKERS, "--set", "workers.count=3", check=False)
+    assert other.returncode == 1
+    assert "already up with another workers.count" in other.stderr and other.stderr.count("\n") == 1
     after = cluster.status()
     assert [worker["epoch"] for worker in after["workers"]] == [
         worker["epoch"] for worker in before["workers"]
     ]
     assert after["router"] == before["router"]
-
-
-def test_a_killed_worker_comes_back_under_a_new_epoch_without_anybody_asking(cluster: Any) -> None:
-    victim = cluster.status()["workers"][0]
-    os.kill(victim["pid"], signal.SIGKILL)
-
-    def served_again() -> bool:
-        worker = next((w for w in cluster.status()["workers"] if w["id"] == victim["id"]), None)
-        return worker is not None and worker["state"] == "serving" and worker["epoch"] > victim["epoch"]
-
-    assert eventually(served_again, within_s=90, every_s=1.0)
-    assert eventually(
-        lambda: all(w["routable"] for w in cluster.status()["workers"]), within_s=20, every_s=0.5
-    )
 
 
 def test_every_process_of_a_cluster_is_known_as_its_own(cluster: Any) -> None:
@@ -116,43 +115,6 @@ def test_every_process_of_a_cluster_is_known_as_its_own(cluster: Any) -> None:
     workers = {worker["pid"] for worker in cluster.status()["workers"]}
     assert workers | {state["router"]["pid"], state["redis"]["pid"], state["ray"]["head"]["pid"]} <= ours
     assert RUNTIME_DIR_VARIABLE not in os.environ
-
-
-def test_down_leaves_no_process_port_or_file_and_can_be_repeated(private_kvhive: Any) -> None:
-    private_kvhive("up", *TWO_CPU_WORKERS, timeout=UP_TIMEOUT_S)
-    state = private_kvhive.state()
-    assert is_open(state["grpc"]) and is_open(state["http"])
-    stopped = private_kvhive("down", timeout=90).stdout
-    assert "stopped 2 workers" in stopped and "nothing of it is left" in stopped
-    assert_nothing_left(state, private_kvhive.state_dir)
-    assert "nothing to stop" in private_kvhive("down").stdout
-
-
-@pytest.mark.parametrize("reached", ["ray", "redis", "workers"])
-def test_an_interrupt_in_the_middle_of_a_start_leaves_nothing(private_kvhive: Any, reached: str) -> None:
-    process = private_kvhive.popen("up", *TWO_CPU_WORKERS)
-    file = private_kvhive.state_dir / "default" / "state.json"
-    assert eventually(lambda: file.exists() and json.loads(file.read_text())[reached], within_s=UP_TIMEOUT_S)
-    state = private_kvhive.state()
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=90)
-    assert process.returncode == 130, err
-    assert err.splitlines()[-1] == "kvhive: interrupted"
-    assert_nothing_left(state, private_kvhive.state_dir)
-
-
-def test_what_a_killed_start_left_is_removed_by_the_next_command(private_kvhive: Any) -> None:
-    process = private_kvhive.popen("up", *TWO_CPU_WORKERS)
-    file = private_kvhive.state_dir / "default" / "state.json"
-    assert eventually(lambda: file.exists() and json.loads(file.read_text())["redis"], within_s=UP_TIMEOUT_S)
-    state = private_kvhive.state()
-    process.kill()
-    process.communicate(timeout=30)
-    assert processes_of(Path(state["runtime_dir"]))
-    refused = private_kvhive("status", check=False)
-    assert refused.returncode == 1 and refused.stderr.count("\n") == 1
-    private_kvhive("down", "--grace", "0", timeout=90)
-    assert_nothing_left(state, private_kvhive.state_dir)
 
 
 def test_the_demo_ends_well_because_every_later_question_hits(cluster: Any) -> None:
@@ -168,6 +130,91 @@ def test_the_demo_ends_well_because_every_later_question_hits(cluster: Any) -> N
     assert "cached 0" in result.stdout
 
 
+@contextlib.contextmanager
+def bystanders(runtime_dir: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """What an operator may have open: a pager on a log, and a shell inside the runtime directory."""
+    commands = (["tail", "-f", str(runtime_dir / "router.log")], ["sh", "-c", "sleep 300; true"])
+    running = [
+        subprocess.Popen(command, cwd=runtime_dir, stdout=subprocess.DEVNULL, start_new_session=True)
+        for command in commands
+    ]
+    try:
+        yield running
+    finally:
+        for process in running:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+async def test_down_lets_streams_end_and_leaves_no_process_port_or_file_of_ours(private_kvhive: Any) -> None:
+    """What is not ours survives; a second `down` finds nothing."""
+    private_kvhive("up", *ONE_CPU_WORKER, timeout=UP_TIMEOUT_S)
+    state = private_kvhive.state()
+    assert is_open(state["grpc"]) and is_open(state["http"])
+    with bystanders(Path(state["runtime_dir"])) as others:
+        async with Client(state["grpc"]) as client:
+            begun = asyncio.Event()
+            prompt = [2000 + 13 * i for i in range(40)]
+            stream = asyncio.create_task(client.generate(by_tokens(prompt, STREAM_TOKENS), begun))
+            await begun.wait()
+            down = asyncio.create_task(
+                asyncio.to_thread(private_kvhive, "down", "--grace", "60", timeout=120)
+            )
+            result: Result = await stream
+        stopped = (await down).stdout
+        assert len(result.token_ids) == STREAM_TOKENS
+        assert result.usage is not None and result.usage.failovers == 0
+        assert "stopped 1 worker\n" in stopped and "nothing of it is left" in stopped
+        assert [process.poll() for process in others] == [None, None]
+        assert_nothing_left(state, private_kvhive.state_dir)
+        assert "nothing to stop" in private_kvhive("down").stdout
+
+
+def start_until(private_kvhive: Any, reached: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+    """Begin a start and return when its state says that it has got that far."""
+    process = private_kvhive.popen("up", *ONE_CPU_WORKER)
+    file = private_kvhive.state_dir / "default" / "state.json"
+    before = json.loads(file.read_text())["runtime_dir"] if file.exists() else None
+
+    def state() -> Any:
+        with contextlib.suppress(FileNotFoundError):
+            now = json.loads(file.read_text())
+            return now if now["runtime_dir"] != before and now[reached] else None
+
+    found = eventually(state, within_s=UP_TIMEOUT_S)
+    assert found and process.poll() is None
+    return process, found
+
+
+def interrupt(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=90)
+    assert process.returncode == 130, err
+    assert err.splitlines()[-1] == "kvhive: interrupted"
+
+
+def test_an_interrupt_early_in_a_start_leaves_nothing(private_kvhive: Any) -> None:
+    process, state = start_until(private_kvhive, "ray")
+    interrupt(process)
+    assert_nothing_left(state, private_kvhive.state_dir)
+
+
+def test_a_killed_start_is_removed_by_the_next_one_and_an_interrupt_late_in_that_leaves_nothing(
+    private_kvhive: Any,
+) -> None:
+    process, killed = start_until(private_kvhive, "redis")
+    process.kill()
+    process.communicate(timeout=30)
+    assert processes_of(Path(killed["runtime_dir"]))
+    refused = private_kvhive("status", check=False)
+    assert refused.returncode == 1 and refused.stderr.count("\n") == 1
+    process, interrupted = start_until(private_kvhive, "workers")
+    assert processes_of(Path(killed["runtime_dir"])) == []
+    interrupt(process)
+    for state in (killed, interrupted):
+        assert_nothing_left(state, private_kvhive.state_dir)
+
+
 def test_workers_on_a_ray_that_is_not_ours_leave_without_it(private_kvhive: Any, tmp_path: Path) -> None:
     """`down` must end the actors and leave the foreign Ray running; a second one of the name is refused."""
     sessions: list[RaySession] = []
@@ -176,7 +223,7 @@ def test_workers_on_a_ray_that_is_not_ours_leave_without_it(private_kvhive: Any,
     try:
         ray = start_head(Path(head), num_cpus=2, use_gpus=False, started=sessions.append)
         private_kvhive.extra.update(head_environment(ray.auth_token))
-        arguments = ("--address", ray.address, *TWO_CPU_WORKERS)
+        arguments = ("--address", ray.address, *ONE_CPU_WORKER)
         private_kvhive("up", *arguments, timeout=UP_TIMEOUT_S)
         state = private_kvhive.state()
         other = type(private_kvhive)(tmp_path / "other", private_kvhive.extra)
@@ -184,8 +231,8 @@ def test_workers_on_a_ray_that_is_not_ours_leave_without_it(private_kvhive: Any,
         refused = other("up", *arguments, timeout=UP_TIMEOUT_S, check=False)
         assert refused.returncode == 1 and "already has a worker 'w1'" in refused.stderr
         assert not any(other.state_dir.iterdir())
-        assert len(json.loads(private_kvhive("status", "--json").stdout)["workers"]) == 2
-        assert "stopped 2 workers" in private_kvhive("down", timeout=90).stdout
+        assert len(json.loads(private_kvhive("status", "--json").stdout)["workers"]) == 1
+        assert "stopped 1 worker" in private_kvhive("down", timeout=90).stdout
         assert processes_of(Path(state["runtime_dir"])) == []
         assert is_open(ray.address)
     finally:

@@ -44,7 +44,7 @@ def test_draws_follow_the_distribution(case, penalised):
         history = torch.cat((best[:20], best[10:30], best[:5]))
         penalties = PenaltyRow(1.2, 0.3, 0.5, bias, frozenset(best[3:6].tolist()), history, 12)
         apply_penalties(changed, [penalties])
-    draws = 4000
+    draws = 2000
     rows = [row(**case, penalties=penalties, seed=777, position=i) for i in range(draws)]
     assert_follows(sample(logits.expand(draws, -1), rows), exact(changed[0], **case))
 

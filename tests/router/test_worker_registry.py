@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import time
+from collections.abc import Callable
 
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from redis_fixtures import connect, eventually, kill
+from worker_records import KEYS, LEASE_S, SPEC, Clock, record, register
 
-from kvhive.proto.index_schema import IndexKeys, LoadReport, WorkerRecord, WorkerState
-from kvhive.router.worker_registry import ModelSpec, WorkerRegistry
+from kvhive.proto.index_schema import LoadReport, WorkerRecord, WorkerState
+from kvhive.router.worker_registry import WorkerRegistry
 from kvhive.scripts.embedded_redis import EmbeddedRedis
 
-KEYS = IndexKeys("test")
-SPEC = ModelSpec("ab" * 32, 16)
-LEASE_S = 0.6
-
-
-def record(worker_id: str = "w1", epoch: int = 1, **changes: object) -> WorkerRecord:
-    base = WorkerRecord(
-        worker_id, "127.0.0.1:1", epoch, "demo", "ab" * 32, 16, 2048, 49152, WorkerState.SERVING, "cpu", 1
-    )
-    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
-
-
-async def register(redis: Redis, rec: WorkerRecord, lease_s: float = LEASE_S) -> None:
-    seconds, micros = await redis.time()
-    await redis.zadd(KEYS.workers, {rec.worker_id: seconds * 1000 + micros // 1000 + lease_s * 1000})
-    await redis.hset(KEYS.worker(rec.worker_id), mapping=rec.to_fields())
-    await redis.pexpire(KEYS.worker(rec.worker_id), int(lease_s * 1000))
+COOLDOWN_S = 5.0
 
 
 class Log:
@@ -46,15 +31,15 @@ class Log:
         self.lines.append(f"-{worker_id}")
 
 
-def registry_of(redis: Redis) -> tuple[WorkerRegistry, Log]:
-    registry, events = WorkerRegistry(redis, KEYS, SPEC, LEASE_S, cooldown_s=0.2, poll_s=0.05), Log()
+def registry_of(redis: Redis, clock: Callable[[], float] = time.monotonic) -> tuple[WorkerRegistry, Log]:
+    registry, events = WorkerRegistry(redis, KEYS, SPEC, LEASE_S, COOLDOWN_S, poll_s=0.05, clock=clock), Log()
     registry.on_join.append(events.join)
     registry.on_leave.append(events.leave)
     return registry, events
 
 
 def ids(registry: WorkerRegistry) -> list[str]:
-    return [view.record.worker_id for view in registry.routable(time.monotonic())]
+    return [view.record.worker_id for view in registry.routable(registry.clock())]
 
 
 async def test_joins_serves_and_leaves_with_its_lease(index_redis: Redis) -> None:
@@ -65,12 +50,12 @@ async def test_joins_serves_and_leaves_with_its_lease(index_redis: Redis) -> Non
     await register(index_redis, record(state=WorkerState.STARTING))
     await registry.poll()
     assert len(registry.views()) == 1 and ids(registry) == []
-    await register(index_redis, record())
     silent_since = time.monotonic()
+    await register(index_redis, record(), lease_s=1.5)
     task = asyncio.create_task(registry.run())
     await eventually(lambda: ids(registry) == ["w1"])
-    await eventually(lambda: registry.views() == [])
-    assert LEASE_S - 0.1 < time.monotonic() - silent_since < LEASE_S + 0.4
+    await eventually(lambda: registry.views() == [])  # within seconds, far below LEASE_S
+    assert time.monotonic() - silent_since >= 1.49, "not before the lease was over; Redis counts in whole ms"
     assert events.lines == ["+w1@1", "-w1"]
     assert registry.counters.leases_ended == 1
     task.cancel()
@@ -79,28 +64,27 @@ async def test_joins_serves_and_leaves_with_its_lease(index_redis: Redis) -> Non
 
 async def test_the_age_of_a_load_report(index_redis: Redis) -> None:
     """A view says when its report was made, not when it was read."""
-    registry, _ = registry_of(index_redis)
-    made = time.monotonic()
+    registry, _ = registry_of(index_redis, clock := Clock())
+    before = time.monotonic()
     await register(index_redis, record(load=LoadReport(queued_prefill_tokens=7)))
     await asyncio.sleep(0.3)
     await registry.poll()
     (view,) = registry.views()
     assert view.record.load.queued_prefill_tokens == 7
-    assert abs(view.reported_at - made) < 0.1
+    assert 0.29 < clock.now - view.reported_at < time.monotonic() - before + 0.01
 
 
 async def test_a_lease_renewed_by_expiry_alone_counts(index_redis: Redis) -> None:
     """What a full Redis still allows keeps a worker in; its report is as old as it is."""
-    registry, events = registry_of(index_redis)
-    await register(index_redis, record())
+    registry, events = registry_of(index_redis, clock := Clock())
+    await register(index_redis, record(), lease_s=0.3)
+    await index_redis.pexpire(KEYS.worker("w1"), 30_000)
     await registry.poll()
-    reported = registry.views()[0].reported_at
-    for _ in range(4):
-        await asyncio.sleep(0.25)
-        await index_redis.pexpire(KEYS.worker("w1"), 500)
-        await registry.poll()
+    age = clock.now - registry.views()[0].reported_at
+    await asyncio.sleep(0.5)
+    await registry.poll()
     assert ids(registry) == ["w1"] and events.lines == ["+w1@1"]
-    assert abs(registry.views()[0].reported_at - reported) < 0.1
+    assert clock.now - registry.views()[0].reported_at > age + 0.49
 
 
 async def test_a_record_without_a_lease_is_not_alive(index_redis: Redis) -> None:
@@ -155,17 +139,19 @@ async def test_stopped_leaves_at_once(index_redis: Redis) -> None:
 
 async def test_a_failure_cools_down_and_is_forgiven(index_redis: Redis) -> None:
     """Skipped for the cool-down, then tried again; a new epoch is forgiven at once."""
-    registry, events = registry_of(index_redis)
-    await register(index_redis, record(), lease_s=5)
+    registry, events = registry_of(index_redis, clock := Clock())
+    await register(index_redis, record())
     await registry.poll()
     registry.report_failure("w1", epoch=1)
     registry.report_failure("nobody", epoch=1)
+    clock.now += COOLDOWN_S - 0.001
     await registry.poll()
     assert ids(registry) == [] and len(registry.views()) == 1
-    await asyncio.sleep(0.25)
+    clock.now += 0.001
     assert ids(registry) == ["w1"]
     registry.report_failure("w1", epoch=1)
-    await register(index_redis, record(epoch=2), lease_s=5)
+    assert ids(registry) == []
+    await register(index_redis, record(epoch=2))
     await registry.poll()
     assert ids(registry) == ["w1"]
     registry.report_failure("w1", epoch=1)
@@ -176,20 +162,25 @@ async def test_a_failure_cools_down_and_is_forgiven(index_redis: Redis) -> None:
 async def test_nobody_is_judged_while_redis_is_away(own_redis: EmbeddedRedis) -> None:
     """Workers outlive an outage longer than their lease, and have one more lease to come back."""
     async with connect(own_redis.url, 0.3) as redis:
-        registry, events = registry_of(redis)
+        registry, events = registry_of(redis, clock := Clock())
         await register(redis, record("w1"))
         await register(redis, record("w2"))
         await registry.poll()
         task = asyncio.create_task(registry.run())
         kill(own_redis)
         await eventually(lambda: registry.counters.failed_polls > 0)
-        await asyncio.sleep(2 * LEASE_S)
+        clock.now += 2 * LEASE_S
+        failed = registry.counters.failed_polls
+        await eventually(lambda: registry.counters.failed_polls > failed)
         assert ids(registry) == ["w1", "w2"]
         await asyncio.to_thread(own_redis.restart)
-        await register(redis, record("w1", epoch=2), lease_s=10)
-        back = time.monotonic()
+        await register(redis, record("w1", epoch=2))
+        await eventually(lambda: "+w1@2" in events.lines)
+        clock.now += LEASE_S - 0.001
+        await registry.poll()
+        assert ids(registry) == ["w1", "w2"]
+        clock.now += 0.001
         await eventually(lambda: ids(registry) == ["w1"])
-        assert LEASE_S / 2 < time.monotonic() - back < LEASE_S + 1.5
         assert events.lines == ["+w1@1", "+w2@1", "+w1@2", "-w2"]
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -197,7 +188,7 @@ async def test_nobody_is_judged_while_redis_is_away(own_redis: EmbeddedRedis) ->
 
 async def test_lost_data_is_not_a_lost_worker(index_redis: Redis) -> None:
     """A record that vanishes before its lease could have ended gets a lease's time to come back."""
-    registry, events = registry_of(index_redis)
+    registry, events = registry_of(index_redis, clock := Clock())
     await register(index_redis, record())
     await registry.poll()
     await index_redis.flushall()
@@ -207,7 +198,10 @@ async def test_lost_data_is_not_a_lost_worker(index_redis: Redis) -> None:
     await registry.poll()
     await index_redis.flushall()
     await registry.poll()
-    await asyncio.sleep(LEASE_S + 0.1)
+    clock.now += LEASE_S - 0.001
+    await registry.poll()
+    assert ids(registry) == ["w1"]
+    clock.now += 0.001
     await registry.poll()
     assert events.lines == ["+w1@1", "-w1"]
 

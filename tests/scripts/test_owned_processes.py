@@ -37,8 +37,8 @@ def spawn() -> Iterator[object]:
 
     yield start
     for child in children:
-        child.kill()
-        child.wait()
+        with child:  # closes its pipe
+            child.kill()
 
 
 def known(pid: int) -> ProcessId:

@@ -49,9 +49,9 @@ def record(worker_id: str = "w1") -> WorkerRecord:
 
 @contextlib.asynccontextmanager
 async def publishing(
-    redis: Redis, lease_s: float = LEASE_S, close: bool = True
+    redis: Redis, lease_s: float = LEASE_S, close: bool = True, heartbeat_s: float = 0.1
 ) -> AsyncIterator[KvEventPublisher]:
-    publisher = KvEventPublisher(redis, KEYS, record(), lease_s, 0.1, LoadReport)
+    publisher = KvEventPublisher(redis, KEYS, record(), lease_s, heartbeat_s, LoadReport)
     task = asyncio.create_task(publisher.run())
     try:
         yield publisher
@@ -121,9 +121,9 @@ def test_delta_collapses_to_the_truth_and_stays_prefix_closed(steps: list[tuple[
     assert set(delta.take(1000).stored) == delta.held()
 
 
-async def test_registers_and_publishes_in_milliseconds(index_redis: Redis) -> None:
-    """The record, the lease, the SET and the STREAM appear, all with an expiry; a batch takes ms."""
-    async with publishing(index_redis) as publisher:
+async def test_registers_and_publishes_at_once(index_redis: Redis) -> None:
+    """The record, the lease, the SET and the STREAM appear, all with an expiry; no batch waits for a beat."""
+    async with publishing(index_redis, lease_s=60, heartbeat_s=30) as publisher:
         await publisher.set_state(WorkerState.SERVING)
         raw = await index_redis.hgetall(KEYS.worker("w1"))
         assert WorkerRecord.from_fields(raw).state is WorkerState.SERVING
@@ -131,16 +131,12 @@ async def test_registers_and_publishes_in_milliseconds(index_redis: Redis) -> No
         seconds, _ = await index_redis.time()
         assert abs(publisher.epoch / 1000 - seconds) < 5
         deadline = await index_redis.zscore(KEYS.workers, "w1")
-        assert 0 < deadline / 1000 - seconds <= LEASE_S + 1
-        lags = []
+        assert 0 < deadline / 1000 - seconds <= 60 + 1
         for n in range(20):
-            before = time.perf_counter()
             publisher.add(stored(n))
-            await agrees(index_redis, publisher)
-            lags.append(time.perf_counter() - before)
-        assert sorted(lags)[10] < 0.05
+            await agrees(index_redis, publisher)  # within its 5 s; the next heartbeat is 30 s away
         for name in await index_redis.keys("*"):
-            assert name == KEYS.workers.encode() or 0 < await index_redis.pttl(name) <= 4000 * LEASE_S
+            assert name == KEYS.workers.encode() or 0 < await index_redis.pttl(name) <= 4000 * 60
         assert await replay(index_redis, publisher) == publisher.held()
 
 
@@ -386,5 +382,5 @@ async def test_cancelled_commands_never_shift_answers(
             async with publishing(slow, close=False) as cut_short:
                 cut_short.add(stored(n))
                 await asyncio.sleep(0.0037 * n)
-            assert time.monotonic() - start < 1
+            assert time.monotonic() - start < 5, "a lost cancellation would never end"
             assert await slow.echo(f"after {n}") == f"after {n}".encode()

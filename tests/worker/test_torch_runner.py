@@ -15,7 +15,7 @@ from kvhive.worker.torch_runner import TorchModelRunner
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 256
-NEW_TOKENS = 8
+NEW_TOKENS = 6
 GREEDY = SamplingParams(max_tokens=NEW_TOKENS)
 
 TEXT = """The committee met again on Thursday to discuss the bridge. Its three spans had been closed since the
@@ -151,18 +151,18 @@ def test_reused_blocks_leak_nothing_of_their_old_tail(runner, text_tokens):
     cold = []
     for ending in endings:
         runner.pool.zero_()
-        cold.append(drive(runner, [prefix + ending], 4, random.Random(1))[0])
+        cold.append(drive(runner, [prefix + ending], 3, random.Random(1))[0])
     blocks = random.Random(3).sample(range(NUM_BLOCKS), NUM_BLOCKS)
     runner.pool.fill_(torch.nan)
     runner.run([Chunk(prefix[:32], 0, blocks[:2], None)])
     for ending, expected in zip(endings, cold, strict=True):
         free = blocks[2:6][::-1]
-        warm = drive(runner, [prefix + ending], 4, random.Random(4), shared=blocks[:2], free=free)
+        warm = drive(runner, [prefix + ending], 3, random.Random(4), shared=blocks[:2], free=free)
         assert warm == [expected]
     together = drive(
         runner,
         [prefix + ending for ending in endings],
-        4,
+        3,
         random.Random(6),
         shared=blocks[:2],
         free=blocks[2:],
