@@ -95,7 +95,7 @@ def exact_answers(params):
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_with_drafts_answers_follow_the_exact_distribution_and_equal_those_without(name):
-    """20,000 answers with drafts that are right about half of the time."""
+    """21,000 tokens with drafts that are right about half of the time."""
     params, rng = OPTIONS[name], random.Random(4)
 
     def drafter(tokens, room):
@@ -106,9 +106,9 @@ def test_with_drafts_answers_follow_the_exact_distribution_and_equal_those_witho
             )
         return drafts
 
-    speculated, verified, accepted = generate(params, 20_000, drafter)
+    speculated, verified, accepted = generate(params, 7000, drafter)
     assert 0.1 < accepted / verified < 0.9
-    assert speculated[:4000] == generate(params, 4000)[0]
+    assert speculated[:1500] == generate(params, 1500)[0]
     cells = [25 * a + 5 * b + c for a, b, c in speculated]
     assert_follows(cells, exact_answers(params))
 
