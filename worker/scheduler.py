@@ -122,6 +122,7 @@ class Scheduler:
         for seq in [seq for seq in self.running if seq.remaining == 1]:
             budget -= self._catch_up(seq, plan, budget)
         budget = self._prefill(plan, budget, admitting=preempted == self.preemptions)
+        self.manager.pool.leases.renewing = not self._kept_out
         self._add_drafts(plan, budget)
         return list(plan.values())
 
@@ -197,8 +198,12 @@ class Scheduler:
 
         Nobody overtakes a sequence that waits for blocks, unless only pins keep it out: that may take long.
         """
+        admitting = admitting and bool(self.waiting) and len(self.running) < self.limits.batch
+        unranked = [seq for seq in self.running if seq.remaining > 1]
+        if not unranked and not admitting:
+            return budget
         ranking = self._ranking()
-        prompts = sorted((seq for seq in self.running if seq.remaining > 1), key=ranking.of, reverse=True)
+        prompts = sorted(unranked, key=ranking.of, reverse=True)
         passed: list[Sequence] = []
         preempted = self.preemptions
         while budget:
@@ -215,7 +220,6 @@ class Scheduler:
                 break
         for seq in reversed(passed):
             self.waiting.put_back(seq)
-        self.manager.pool.leases.renewing = not self._kept_out
         return budget
 
     def _pass_over(self, seq: Sequence, passed: list[Sequence]) -> bool:
