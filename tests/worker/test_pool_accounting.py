@@ -167,7 +167,7 @@ def test_the_promises_hold_over_many_steps_of_random_traffic() -> None:
     """Exact accounting, closed prefixes, kept leases, true tokens, and an end for everybody."""
     PoolAccounting.steps = 0
     patient = settings(
-        max_examples=300,
+        max_examples=250,
         stateful_step_count=40,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow],
