@@ -26,7 +26,7 @@ class Placement:
     epoch: int
     decision: Decision
     reachable_tokens: int
-    """The most prompt tokens that any live worker holds now, in full blocks."""
+    """The most prompt tokens that any worker it may go to holds now, in full blocks."""
 
 
 @dataclass(frozen=True, slots=True)
