@@ -38,7 +38,9 @@ def main() -> None:
         status = 1
     except click.Abort:
         print("kvhive: interrupted", file=sys.stderr)
-        status = _INTERRUPTED
+        sys.stdout.flush()
+        # Everything is undone by now. Ray's native threads, cut off half-way, can abort an orderly end.
+        os._exit(_INTERRUPTED)
     except BrokenPipeError:
         # The reader of our output left (`| head`). Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
