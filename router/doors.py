@@ -17,8 +17,8 @@ from kvhive.router.grpc_service import REQUEST_TYPES, SERVICE_NAME, InferenceSer
 from kvhive.router.http_gateway import HttpServer
 from kvhive.router.malformed_message import MalformedMessageGuard
 
-EXTRA_RPCS = 64
-"""Calls beyond the limit on requests that gRPC still takes in, so that health and status are answered."""
+EXTRA_RPCS = 1024
+"""Calls beyond the limit on requests that gRPC still takes in: health, its watchers, status."""
 
 # Clients may ping idle and silent streams: a long prefill is not a broken connection.
 _KEEPALIVE_OPTIONS = [
@@ -26,6 +26,10 @@ _KEEPALIVE_OPTIONS = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     ("grpc.http2.max_ping_strikes", 0),
+    # And a client that is frozen or lost without a word is found by pings of ours, and its work cancelled.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.ping_timeout_ms", 20_000),
 ]
 
 

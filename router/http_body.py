@@ -13,7 +13,10 @@ from kvhive.proto.errors import InvalidRequest, KvhiveError
 BODY_TIMEOUT_S = 60.0
 """Longest a client may take to send its body: a slow one must not hold memory for ever."""
 OFF_LOOP_BYTES = 64 * 1024
-"""Larger bodies are parsed in a thread, so that other streams go on."""
+"""Larger bodies are parsed in a thread, so that other streams go on where the parser lets them."""
+MAX_JSON_PARTS = 100_000
+"""Commas and opening brackets in a body, which is what parsing costs and holds everybody up for: a long
+conversation has thousands."""
 
 
 class BodyTooLarge(KvhiveError):
@@ -46,6 +49,9 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 
 def parse_object(body: bytes) -> dict[str, Any]:
     """Return the JSON object in a body. Raises InvalidRequest("body") for anything else."""
+    parts = sum(body.count(mark) for mark in (b",", b"[", b"{"))
+    if parts > MAX_JSON_PARTS:
+        raise InvalidRequest("body", f"must have at most {MAX_JSON_PARTS} commas and brackets, has {parts}")
     try:
         value = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:

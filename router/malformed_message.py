@@ -17,6 +17,9 @@ from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+EXPLAINED_BYTES = 16 * 1024
+"""Larger messages are refused without naming the field: looking for it would hold up the event loop."""
+
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
@@ -52,6 +55,8 @@ class MalformedMessageGuard(grpc.aio.ServerInterceptor):
 
 def explain(raw: bytes, request: type[Message]) -> str:
     """Say what is wrong with bytes that are no `request`: `field: ...` for text that is not UTF-8."""
+    if len(raw) > EXPLAINED_BYTES:
+        return f"request: {len(raw)} bytes that are not a valid {request.DESCRIPTOR.full_name}"
     try:
         name, bad = _bad_text(raw, request.DESCRIPTOR, "")
     except DecodeError:

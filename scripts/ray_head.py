@@ -80,6 +80,8 @@ def _launch(
         "AUTOSCALER_METRIC_PORT": "0",
     }
     environment.pop("RAY_ADDRESS", None)
+    if not Path(command[0]).exists():
+        raise ClusterError(f"{command[0]} is missing: is ray installed in this environment?")
     with open(log, "wb") as output:
         process = subprocess.Popen(
             command,

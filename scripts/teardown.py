@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ _ROUTER_EXTRA_S = 10.0
 """Beyond the grace, for the router to cut streams off in order and close: SIGKILL is for a hung one."""
 _REDIS_GRACE_S = 5.0
 _RAY_GRACE_S = 15.0
+_REMOVE_TRIES, _REMOVE_PAUSE_S = 10, 0.2
 
 
 def tear_down(folder: StateFolder, state: ClusterState, grace_s: float, forget: bool = False) -> list[str]:
@@ -53,7 +55,7 @@ def tear_down(folder: StateFolder, state: ClusterState, grace_s: float, forget: 
         raise ClusterError(f"these processes of the cluster do not end: {survivors}")
     if survivors:
         done.append(f"forgot: processes that do not end: {survivors}")
-    shutil.rmtree(runtime_dir, ignore_errors=True)
+    _remove(runtime_dir)
     folder.remove()
     return done
 
@@ -68,6 +70,16 @@ def interrupts_ignored() -> Iterator[None]:
     finally:
         for number, handler in before:
             signal.signal(number, handler)
+
+
+def _remove(runtime_dir: Path) -> None:
+    """Remove the runtime directory, also when something was still writing into it a moment ago."""
+    for _ in range(_REMOVE_TRIES):
+        shutil.rmtree(runtime_dir, ignore_errors=True)
+        if not runtime_dir.exists():
+            return
+        time.sleep(_REMOVE_PAUSE_S)
+    raise ClusterError(f"{runtime_dir} cannot be removed")
 
 
 def _end(process: ProcessId | None, grace_s: float) -> bool:

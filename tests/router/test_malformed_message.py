@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import grpc
@@ -46,6 +47,17 @@ CASES = [
 @pytest.mark.parametrize(("raw", "message"), CASES)
 def test_what_is_wrong_is_named(raw: bytes, message: str) -> None:
     assert explain(raw, pb.GenerateRequest) == message
+
+
+def test_a_large_message_is_refused_without_a_search() -> None:
+    """Half a million empty fields would hold up the event loop for seconds."""
+    raw = b"\x0a\x00" * 500_000 + b"\x12\x01\xff"
+    started = time.monotonic()
+    assert (
+        explain(raw, pb.GenerateRequest)
+        == "request: 1000003 bytes that are not a valid kvhive.v1.GenerateRequest"
+    )
+    assert time.monotonic() - started < 0.5
 
 
 class Echo(inference_pb2_grpc.InferenceServicer):

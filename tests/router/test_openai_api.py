@@ -235,6 +235,13 @@ def test_whatever_is_not_a_json_object_is_the_callers_fault(body: bytes) -> None
         parse_object(body)
 
 
+def test_a_body_that_is_all_commas_is_refused_before_it_is_parsed() -> None:
+    """Parsing holds up everybody, in whatever thread it runs."""
+    body = b'{"metadata":[' + b"[]," * 100_000 + b"1]}"
+    with pytest.raises(InvalidRequest, match="must have at most 100000 commas and brackets, has 20000"):
+        parse_object(body)
+
+
 def test_field_names_that_cannot_be_printed_do_not_break_the_answer() -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse(**{"\ud800" * 100: 1})
