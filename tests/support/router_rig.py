@@ -152,7 +152,7 @@ async def running_router(
         reader.on_stored.append(predicted.forget)
         state = RoutingState(registry, mirror, predicted, LoadTracker())
         for loop in (registry.run(), reader.run()):
-            stack.callback(asyncio.create_task(loop).cancel)
+            stack.push_async_callback(_end, asyncio.create_task(loop))
         executor = stack.enter_context(ThreadPoolExecutor(1))
         tokenizer = TextTokenizer.load(demo_gguf)
         worker_client = GrpcWorkerClient(TOKEN)
@@ -191,5 +191,11 @@ async def _publish(
         client, keys, record, lease_s=2.0, heartbeat_s=0.1, load=lambda: worker.engine.load
     )
     worker.on_events(publisher.add)
-    stack.callback(asyncio.create_task(publisher.run()).cancel)
+    stack.push_async_callback(_end, asyncio.create_task(publisher.run()))
     return publisher
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    """Cancel a loop and wait for it, so that its connection is closed on the loop that opened it."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
