@@ -142,7 +142,7 @@ def _say_where(state: ClusterState) -> None:
     click.echo(f"  gRPC    {state.grpc}   (kvhive.v1.Inference)")
     click.echo(f"  HTTP    {state.http}   (OpenAI-compatible: {state.http}/v1)")
     click.echo(f"  workers {', '.join(state.workers) or 'none'}")
-    click.echo(f"next: kvhive chat{named} 'Hello!' | kvhive status{named} | kvhive down{named}")
+    click.echo(f"next: `kvhive chat{named} 'Hello!'`, `kvhive status{named}`, `kvhive down{named}`")
 
 
 def _stay(folder: StateFolder, state: ClusterState) -> None:
