@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
@@ -59,9 +59,7 @@ class Answer:
 def sampling_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Give a click command the shared options, as one argument `flags`."""
 
-    @click.option(
-        "--max-tokens", type=int, default=256, show_default=True, help="Most to generate; 0: what fits."
-    )
+    @click.option("--max-tokens", type=int, default=256, show_default=True, help="Most tokens to generate.")
     @click.option("--temperature", type=float, help="0 is greedy.")
     @click.option("--seed", type=int, help="Same seed, same text.")
     @click.option("--stop", multiple=True, help="Text that ends the output; may be repeated.")
@@ -71,8 +69,6 @@ def sampling_flags(command: Callable[..., None]) -> Callable[..., None]:
     def wrapped(*args: Any, **options: Any) -> None:
         names = ("max_tokens", "temperature", "seed", "stop", "cache_salt", "cache_key")
         flags = SamplingFlags(**{name: options.pop(name) for name in names})
-        if flags.max_tokens == 0:
-            flags = replace(flags, max_tokens=None)
         command(*args, flags=flags, **options)
 
     return wrapped
