@@ -215,8 +215,12 @@ def test_a_killed_start_is_removed_by_the_next_one_and_an_interrupt_late_in_that
         assert_nothing_left(state, private_kvhive.state_dir)
 
 
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 def test_workers_on_a_ray_that_is_not_ours_leave_without_it(private_kvhive: Any, tmp_path: Path) -> None:
-    """`down` must end the actors and leave the foreign Ray running; a second one of the name is refused."""
+    """`down` must end the actors and leave the foreign Ray running; a second one of the name is refused.
+
+    The head is this process's child and meant to outlive the function that started it: Python warns of that.
+    """
     sessions: list[RaySession] = []
     head = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     os.environ[RUNTIME_DIR_VARIABLE] = head
