@@ -189,6 +189,7 @@ def load_config(text: str) -> ClusterConfig:
         metadata = {}
     if not isinstance(metadata, dict):
         raise ConfigError(f"metadata: must be a mapping, is {type(metadata).__name__}")
+    _check_place(document, metadata)
     section = metadata.get("kvhive")
     return parse_config({} if section is None else section)
 
@@ -226,6 +227,17 @@ def is_loopback(host: str) -> bool:
 def bracketed(host: str) -> str:
     """Return a host as it stands before a port: IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host else host
+
+
+def _check_place(document: dict[str, Any], metadata: dict[str, Any]) -> None:
+    """Refuse a section where nobody would read it: beside `metadata`, or under a misspelt name."""
+    ours = {"kvhive", *(field.name for field in dataclasses.fields(ClusterConfig))}
+    for key in document:
+        if key in ours:
+            raise ConfigError(f"{key}: belongs under metadata.kvhive, is at the top of the file")
+    for key in metadata:
+        if key != "kvhive" and difflib.get_close_matches(str(key).lower(), ["kvhive"], cutoff=0.75):
+            raise ConfigError(f"metadata.{key}: unknown key, did you mean 'kvhive'?")
 
 
 def _build(cls: type, section: object, path: str) -> object:

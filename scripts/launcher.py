@@ -150,9 +150,9 @@ def _start_workers(start: Start) -> None:
     from kvhive.scripts import worker_fleet
 
     start.report("workers", "starting")
-    start.device = worker_fleet.choose_device(start.config)
     state, workers = start.state, worker_fleet.worker_ids(start.config.workers.count)
     assert state.ray is not None
+    start.device = worker_fleet.choose_device(start.config, may_grow=not state.ray.owned)
     fleet = worker_fleet.Fleet(
         config=start.config,
         workers=workers,

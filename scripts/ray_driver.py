@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 from collections.abc import Iterator
 
@@ -16,6 +17,7 @@ from kvhive.scripts.ray_head import head_environment
 
 NAMESPACE = "kvhive"
 _PROBE_S = 3.0
+_OURS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
@@ -32,14 +34,15 @@ def connected(session: RaySession) -> Iterator[None]:
     host = session.address.rpartition(":")[0]
     extra = {"_node_ip_address": host} if host.startswith("127.") else {}
     try:
-        ray.init(
-            address=session.address,
-            namespace=NAMESPACE,
-            log_to_driver=False,
-            logging_level="CRITICAL",
-            include_dashboard=False,
-            **extra,
-        )
+        with _signal_handlers_kept():
+            ray.init(
+                address=session.address,
+                namespace=NAMESPACE,
+                log_to_driver=False,
+                logging_level="CRITICAL",
+                include_dashboard=False,
+                **extra,
+            )
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         reason = str(error).strip().splitlines()
         raise ClusterError(
@@ -50,6 +53,17 @@ def connected(session: RaySession) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _signal_handlers_kept() -> Iterator[None]:
+    """Put back what a signal did before: Ray's own handlers end the process in the middle of a clean-up."""
+    before = {number: signal.getsignal(number) for number in _OURS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def answers(address: str) -> bool:

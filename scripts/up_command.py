@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import yaml
@@ -94,25 +94,34 @@ def _apply(section: dict[str, Any], override: str) -> None:
         place[last] = ""
 
 
-def first_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
-    """Return the first key, dotted and in the configuration's order, whose value differs; None: all alike."""
+class Difference(NamedTuple):
+    """A key, dotted, that has another value."""
+
+    key: str
+    before: Any
+    value: Any
+
+
+def first_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> Difference | None:
+    """Return the first difference in the configuration's order; None: all alike."""
     for key, value in new.items():
         before = old.get(key)
         if isinstance(value, Mapping) and isinstance(before, Mapping):
             if inner := first_difference(before, value):
-                return f"{key}.{inner}"
+                return inner._replace(key=f"{key}.{inner.key}")
         elif value != before:
-            return key
+            return Difference(key, before, value)
     return None
 
 
 def _check_same(state: ClusterState, config: ClusterConfig, address: str) -> None:
-    key = first_difference(state.config, to_mapping(config))
-    if key is None and address and state.ray is not None and state.ray.address != address:
-        key = "--address"
-    if key is not None:
+    found = first_difference(state.config, to_mapping(config))
+    if found is None and address and state.ray is not None and state.ray.address != address:
+        found = Difference("--address", state.ray.address, address)
+    if found is not None:
         raise ClusterError(
-            f"cluster {state.cluster!r} is already up with another {key}; stop it with `kvhive down` first"
+            f"cluster {state.cluster!r} is already up with another {found.key} ({found.before!r}, "
+            f"not {found.value!r}); stop it with `kvhive down` first"
         )
 
 

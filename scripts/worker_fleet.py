@@ -24,12 +24,16 @@ def worker_ids(count: int) -> tuple[str, ...]:
     return tuple(f"w{number}" for number in range(1, count + 1))
 
 
-def choose_device(config: ClusterConfig) -> str:
-    """Resolve `workers.device: auto` by what Ray has. Raises ClusterError when GPUs are too few."""
+def choose_device(config: ClusterConfig, may_grow: bool) -> str:
+    """Resolve `workers.device: auto` by what Ray has. Raises ClusterError when GPUs are too few.
+
+    A cluster that `may_grow` is waited for when `cuda` was asked for: Ray's autoscaler may bring GPUs.
+    """
     workers = config.workers
     gpus = int(ray.cluster_resources().get("GPU", 0))
     device = workers.device if workers.device != "auto" else ("cuda" if gpus else "cpu")
-    if device == "cuda" and workers.device == "auto" and gpus < workers.count:
+    awaited = may_grow and workers.device == "cuda"
+    if device == "cuda" and gpus < workers.count and not awaited:
         raise ClusterError(
             f"workers.count is {workers.count} but Ray has {gpus} GPU(s), and each worker owns one: "
             f"set workers.count: {gpus}, or workers.device: cpu"

@@ -64,6 +64,9 @@ def test_what_is_wrong_is_named(section: str, message: str) -> None:
         ("metadata: []", "metadata: must be a mapping, is list"),
         ("metadata: ''", "metadata: must be a mapping, is str"),
         ("a: [", "not valid YAML: "),
+        ("kvhive: {cluster: blue}", "kvhive: belongs under metadata.kvhive"),
+        ("workers: {count: 3}", "workers: belongs under metadata.kvhive"),
+        ("metadata: {kvhve: {cluster: blue}}", "metadata.kvhve: unknown key, did you mean 'kvhive'?"),
         ("metadata: {kvhive: {workers: {count: 1e400}}}", "workers.count: must be int, is str ('1e400')"),
     ],
 )

@@ -112,7 +112,7 @@ def test_an_override_must_be_a_pair() -> None:
 def test_the_first_key_that_differs_is_named_by_its_whole_path() -> None:
     old = to_mapping(read_config(None, None, ()))
     new = to_mapping(read_config(None, None, ["redis.lease_s=6", "workers.count=3", "router.http_port=1"]))
-    assert first_difference(old, new) == "workers.count"
-    assert first_difference(old, to_mapping(read_config(None, "red", ()))) == "cluster"
+    assert first_difference(old, new) == ("workers.count", 2, 3)
+    assert first_difference(old, to_mapping(read_config(None, "red", ()))) == ("cluster", "default", "red")
     assert first_difference(new, new) is None
-    assert first_difference({}, new) == "cluster"
+    assert first_difference({}, new) == ("cluster", None, "default")
