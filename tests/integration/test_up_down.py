@@ -101,7 +101,9 @@ def test_a_second_up_says_that_it_is_up_and_starts_nothing(cluster: Any) -> None
     assert "already up" in cluster.kvhive("up", *TWO_CPU_WORKERS).stdout
     other = cluster.kvhive("up", *TWO_CPU_WORKERS, "--set", "workers.count=3", check=False)
     assert other.returncode == 1
-    assert "already up with another workers.count (2, not 3)" in other.stderr and other.stderr.count("\n") == 1
+    assert (
+        "already up with another workers.count (2, not 3)" in other.stderr and other.stderr.count("\n") == 1
+    )
     after = cluster.status()
     assert [worker["epoch"] for worker in after["workers"]] == [
         worker["epoch"] for worker in before["workers"]
