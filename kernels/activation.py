@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
+
+from kvhive.kernels.operators import operators_for
 
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
@@ -12,8 +13,8 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     gate_up: [..., 2 * intermediate], gate first. Returns [..., intermediate].
     Raises ValueError for an odd last dimension.
     """
-    gate, up = _halves(gate_up)
-    return F.silu(gate) * up
+    _check(gate_up)
+    return operators_for(gate_up).silu_and_mul(gate_up)
 
 
 def gelu_tanh_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
@@ -21,12 +22,10 @@ def gelu_tanh_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
     Shapes and errors are silu_and_mul's.
     """
-    gate, up = _halves(gate_up)
-    return F.gelu(gate, approximate="tanh") * up
+    _check(gate_up)
+    return operators_for(gate_up).gelu_tanh_and_mul(gate_up)
 
 
-def _halves(gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _check(gate_up: torch.Tensor) -> None:
     if gate_up.shape[-1] % 2:
         raise ValueError(f"gate_up: needs an even last dimension, is {tuple(gate_up.shape)}")
-    gate, up = gate_up.chunk(2, dim=-1)
-    return gate, up

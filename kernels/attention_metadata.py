@@ -1,47 +1,37 @@
-"""What paged attention must know of a step's batch, computed once and used by every layer.
-
-All lengths are host integers, so that no layer waits for the device to learn a shape.
-"""
+"""What paged attention must know of a step's batch, computed once and used by every layer."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionGroup:
-    """Sequences that one attention call computes: decodes of similar length, or one longer chunk."""
-
-    query_rows: torch.Tensor | slice
-    """Rows of the step's query that belong to the group: [batch] int64, or a slice for one sequence."""
-    query_length: int
-    pool_rows: torch.Tensor
-    """[2, batch, kv_heads, blocks] int64: rows `[block_size * head_dim]` of the pool, K then V."""
-    tail_rows: torch.Tensor | None
-    """Rows `[head_dim]` of the gathered copy that lie past a context's end; None when there are none."""
-    length: int
-    """Tokens of the gathered copy that are attended to: the longest context, or what its window leaves."""
-    mask: torch.Tensor | None
-    """Additive, [batch, 1, 1, length] or [query_length, length]; None where nothing is masked."""
-    causal: bool
-    """The queries are the whole context and see all before them, so the plain causal mask is right."""
-
-
-@dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """One step's batch, in the order of its queries."""
+    """One step's batch, in the order of its queries. Tensors are on the pool's device."""
 
-    groups: Mapping[int | None, tuple[AttentionGroup, ...]]
-    """By sliding window in tokens; None is attention to the whole context."""
+    block_tables: torch.Tensor
+    """[B, most blocks] int32; beyond a sequence's last block its first one stands again."""
+    query_starts: torch.Tensor
+    """[B + 1] int32: the rows of sequence i are query_starts[i] .. query_starts[i + 1] - 1."""
+    context_lengths: torch.Tensor
+    """[B] int32: tokens whose KV is in the pool by the time of the call, the queries' own included."""
+    tables: Sequence[Sequence[int]]
+    """The same on the host, so that no layer waits for the device to learn a shape."""
+    query_lengths: Sequence[int]
+    contexts: Sequence[int]
     tokens: int
-    rows_per_block: int
-    """Pool rows `[block_size * head_dim]` from one block to the next: layers * 2 * kv_heads."""
-    scratch: torch.Tensor
-    """Where the pool is gathered into; large enough for every group, so that layers reuse its pages."""
+    pool_blocks: int
+    block_size: int
+    windows: tuple[int | None, ...]
+    """The sliding windows that the model's layers have; None is attention to the whole context."""
+    plans: dict[Any, Any] = field(default_factory=dict, compare=False)
+    """What an implementation has worked out for the first layer that asked, and keeps for the others."""
 
 
 def attention_metadata(
@@ -70,125 +60,47 @@ def attention_metadata(
         raise ValueError("block_tables, query_lengths, context_lengths: need one entry per sequence")
     if not windows or any(window is not None and window < 1 for window in windows):
         raise ValueError(f"windows: need at least one, each None or above 0, are {list(windows)}")
-    blocks, layers, _, kv_heads, block_size, head_dim = pool.shape
+    tables = _used_blocks(pool, block_tables, query_lengths, context_lengths)
+    widest = max(map(len, tables), default=0)
+    padded = np.array([[*table, *[table[0]] * (widest - len(table))] for table in tables], dtype=np.int32)
+    starts = np.array([0, *itertools.accumulate(query_lengths)], dtype=np.int32)
+
+    def on_device(array: np.ndarray[Any, Any]) -> torch.Tensor:
+        return torch.from_numpy(array).to(pool.device, non_blocking=True)
+
+    return AttentionMetadata(
+        block_tables=on_device(padded.reshape(len(tables), widest)),
+        query_starts=on_device(starts),
+        context_lengths=on_device(np.array(context_lengths, dtype=np.int32)),
+        tables=tables,
+        query_lengths=query_lengths,
+        contexts=context_lengths,
+        tokens=int(starts[-1]),
+        pool_blocks=pool.shape[0],
+        block_size=pool.shape[4],
+        windows=tuple(dict.fromkeys(windows)),
+    )
+
+
+def _used_blocks(
+    pool: torch.Tensor,
+    block_tables: Sequence[Sequence[int]],
+    query_lengths: Sequence[int],
+    context_lengths: Sequence[int],
+) -> list[Sequence[int]]:
+    """Cut each table to the blocks of its context, having checked all three."""
+    blocks, block_size = pool.shape[0], pool.shape[4]
+    used = []
     for index, (table, queries, context) in enumerate(
         zip(block_tables, query_lengths, context_lengths, strict=True)
     ):
         needed = -(-context // block_size)
         if not 0 < queries <= context:
             raise ValueError(f"sequence {index}: {queries} queries do not fit a context of {context}")
-        if len(table) < needed or min(table[:needed]) < 0 or max(table[:needed]) >= blocks:
+        own = table[:needed]
+        if len(own) < needed or min(own) < 0 or max(own) >= blocks:
             raise ValueError(
                 f"sequence {index}: needs {needed} blocks of a pool of {blocks}, has {list(table)}"
             )
-    starts = [0, *itertools.accumulate(query_lengths)]
-    batch = list(zip(block_tables, starts, query_lengths, context_lengths, strict=False))
-    groups = {
-        window: _groups(pool, window, [_Span.of(*sequence, window, block_size) for sequence in batch])
-        for window in dict.fromkeys(windows)
-    }
-    largest = max((group.pool_rows.numel() for each in groups.values() for group in each), default=0)
-    scratch = torch.empty(largest * block_size * head_dim, dtype=pool.dtype, device=pool.device)
-    return AttentionMetadata(groups, starts[-1], layers * 2 * kv_heads, scratch)
-
-
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """The whole blocks of one sequence that its queries can see."""
-
-    table: Sequence[int]
-    start: int
-    """Row of the first query."""
-    queries: int
-    length: int
-    """Tokens from the first of these blocks to the context's end."""
-
-    @classmethod
-    def of(
-        cls,
-        table: Sequence[int],
-        start: int,
-        queries: int,
-        context: int,
-        window: int | None,
-        block_size: int,
-    ) -> _Span:
-        """Leave out the blocks that lie wholly before the first query's window."""
-        oldest = 0 if window is None else max(0, context - queries + 1 - window)
-        unseen = oldest // block_size
-        seen = table[unseen : -(-context // block_size)]
-        return cls(seen, start, queries, context - unseen * block_size)
-
-
-def _groups(pool: torch.Tensor, window: int | None, spans: Sequence[_Span]) -> tuple[AttentionGroup, ...]:
-    """Make one group of each longer chunk, and one of the decodes of each power of two of blocks."""
-    decodes: dict[int, list[_Span]] = {}
-    groups = []
-    for span in spans:
-        if span.queries == 1:
-            # One group per power of two, so that padding at most doubles what is gathered.
-            decodes.setdefault(len(span.table).bit_length(), []).append(span)
-        else:
-            groups.append(_Group(pool, window, [span]).chunk())
-    groups += [_Group(pool, window, members).decode() for members in decodes.values()]
-    return tuple(groups)
-
-
-class _Group:
-    """Builds an AttentionGroup from what its sequences see."""
-
-    def __init__(self, pool: torch.Tensor, window: int | None, spans: Sequence[_Span]) -> None:
-        self._pool = pool
-        self._window = window
-        self._spans = spans
-        _, layers, _, self._kv_heads, self._block_size, _ = pool.shape
-        self._blocks = max(len(span.table) for span in spans)
-        # Padding repeats the sequence's own first block: no other sequence's data is ever touched.
-        padded = [[*span.table, *[span.table[0]] * (self._blocks - len(span.table))] for span in spans]
-        first = torch.tensor(padded)[None, :, None] * (layers * 2 * self._kv_heads)
-        plane = torch.arange(2)[:, None, None, None] * self._kv_heads
-        self._pool_rows = first + plane + torch.arange(self._kv_heads)[None, None, :, None]
-
-    def chunk(self) -> AttentionGroup:
-        """One sequence with several queries."""
-        (span,) = self._spans
-        rows = slice(span.start, span.start + span.queries)
-        whole = span.queries == span.length and (self._window is None or self._window >= span.length)
-        mask = None
-        if not whole:
-            positions = torch.arange(span.length - span.queries, span.length)[:, None]
-            keys = torch.arange(span.length)[None]
-            hidden = keys > positions
-            if self._window is not None:
-                hidden |= keys <= positions - self._window
-            mask = self._additive(hidden)
-        return AttentionGroup(
-            rows, span.queries, self._device(self._pool_rows), None, span.length, mask, whole
-        )
-
-    def decode(self) -> AttentionGroup:
-        """Several sequences with one query each."""
-        lengths = torch.tensor([span.length for span in self._spans])
-        length = max(span.length for span in self._spans)
-        past = torch.arange(length)[None] >= lengths[:, None]
-        rows, mask, tail = torch.tensor([span.start for span in self._spans]), None, None
-        hidden = past
-        if self._window is not None:
-            hidden = past | (torch.arange(length)[None] < lengths[:, None] - self._window)
-        if bool(hidden.any()):
-            mask = self._additive(hidden)[:, None, None]
-        if bool(past.any()):
-            # A row of the copy is (plane, sequence, head, position); what lies past a context's end is
-            # another request's leftover, and even times a zero weight a NaN there would be a NaN here.
-            width = self._blocks * self._block_size
-            grid = torch.arange(2 * len(self._spans) * self._kv_heads * width)
-            grid = grid.view(2, len(self._spans), self._kv_heads, width)[..., :length]
-            tail = self._device(grid[past[None, :, None].expand_as(grid)])
-        return AttentionGroup(self._device(rows), 1, self._device(self._pool_rows), tail, length, mask, False)
-
-    def _additive(self, masked: torch.Tensor) -> torch.Tensor:
-        bias = torch.zeros(masked.shape, dtype=self._pool.dtype).masked_fill_(masked, -torch.inf)
-        return self._device(bias)
-
-    def _device(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self._pool.device, non_blocking=True)
+        used.append(own)
+    return used

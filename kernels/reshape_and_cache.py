@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from kvhive.kernels.operators import operators_for
+
 
 def reshape_and_cache(
     key: torch.Tensor, value: torch.Tensor, pool_layer: torch.Tensor, slot_mapping: torch.Tensor
@@ -21,7 +23,7 @@ def reshape_and_cache(
         raise ValueError(
             f"pool_layer: needs [blocks, 2, kv_heads, block_size, head_dim], is {pool_layer.shape}"
         )
-    _, _, kv_heads, block_size, head_dim = pool_layer.shape
+    _, _, kv_heads, _, head_dim = pool_layer.shape
     expected = (slot_mapping.shape[0], kv_heads, head_dim)
     if tuple(key.shape) != expected or tuple(value.shape) != expected:
         raise ValueError(f"key, value: need {expected}, are {tuple(key.shape)} and {tuple(value.shape)}")
@@ -29,7 +31,4 @@ def reshape_and_cache(
         raise ValueError(f"slot_mapping: needs int64, is {slot_mapping.dtype}")
     if key.dtype != pool_layer.dtype or value.dtype != pool_layer.dtype:
         raise ValueError(f"key, value: need the pool's {pool_layer.dtype}, are {key.dtype} and {value.dtype}")
-    blocks = slot_mapping // block_size
-    offsets = slot_mapping % block_size
-    pool_layer[blocks, 0, :, offsets] = key
-    pool_layer[blocks, 1, :, offsets] = value
+    operators_for(key).reshape_and_cache(key, value, pool_layer, slot_mapping)

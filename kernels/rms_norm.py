@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from kvhive.kernels.operators import operators_for
+
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return x / sqrt(mean(x²) + eps) * weight over the last dimension.
@@ -17,11 +19,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """
     if weight.shape != x.shape[-1:]:
         raise ValueError(f"weight: needs {tuple(x.shape[-1:])}, is {tuple(weight.shape)}")
-    wide = x.float()
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    if weight.dtype == torch.float32:
-        return (wide * scale * weight).to(x.dtype)
-    return weight * (wide * scale).to(x.dtype)
+    return operators_for(x).rms_norm(x, weight, eps)
 
 
 def add_rms_norm(
@@ -29,9 +27,11 @@ def add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (rms_norm(x + residual), x + residual).
 
-    x, residual: [..., hidden]. Raises ValueError when shapes do not fit.
+    x, residual: [..., hidden]; either may be overwritten, so the caller must not use them any more.
+    Raises ValueError when shapes do not fit.
     """
     if x.shape != residual.shape:
         raise ValueError(f"residual: needs {tuple(x.shape)}, is {tuple(residual.shape)}")
-    total = x + residual
-    return rms_norm(total, weight, eps), total
+    if weight.shape != x.shape[-1:]:
+        raise ValueError(f"weight: needs {tuple(x.shape[-1:])}, is {tuple(weight.shape)}")
+    return operators_for(x).add_rms_norm(x, residual, weight, eps)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from kvhive.kernels.operators import operators_for
+
 
 def rotary_embedding(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Return x rotated by the angle of each token's position.
@@ -19,6 +21,4 @@ def rotary_embedding(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> t
         raise ValueError(
             f"cos, sin: need {(tokens, head_dim // 2)}, are {tuple(cos.shape)}, {tuple(sin.shape)}"
         )
-    first, second = x.float().chunk(2, dim=-1)
-    cos, sin = cos[:, None], sin[:, None]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    return operators_for(x).rotary_embedding(x, cos, sin)

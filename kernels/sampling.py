@@ -4,8 +4,6 @@ In this order: bias, penalties and forbidden tokens change the logits (penalties
 them; filters keep a part of them (token_filters.py). The choice itself is Gumbel-max: argmax(logits /
 temperature + noise) over the kept tokens is a draw from their softmax. So a row's token is a function of its
 logits, options, history and (seed, choice, position), and of nothing else.
-
-One thread at a vocabulary of 49,152, per row in a batch: greedy COST_GREEDY, ...
 """
 
 from __future__ import annotations
@@ -15,8 +13,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from kvhive.kernels.operators import operators_for
 from kvhive.kernels.penalties import PenaltyRow, apply_penalties
-from kvhive.kernels.philox import GUMBEL_RANGE, NoiseStream, gumbel_noise, gumbel_noise_at
+from kvhive.kernels.philox import GUMBEL_RANGE, NoiseStream, gumbel_noise_at
 from kvhive.kernels.token_filters import TokenFilters, filter_tokens
 
 _CPU_SLICE = 1 << 18
@@ -56,7 +55,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int | None
             raise ValueError(f"temperature: needs a finite number >= 0, is {row.temperature}")
     if not rows:
         return []
-    tokens = _settle(logits.amax(dim=-1), logits.argmax(dim=-1))
+    tokens = _settle(*operators_for(logits).greedy(logits))
     rest = [
         i for i, row in enumerate(rows) if tokens[i] is not None and (row.temperature > 0 or row.penalties)
     ]
@@ -91,7 +90,7 @@ def _draw(scores: torch.Tensor, streams: Sequence[NoiseStream]) -> torch.Tensor:
     """Return one token per row: [rows] int64. Only tokens that can win are given their noise."""
     can_win = scores >= scores.amax(dim=-1, keepdim=True) - GUMBEL_RANGE
     if int(can_win.sum()) * _SPARSE > scores.numel():
-        return scores.add_(gumbel_noise(scores.shape[1], streams, scores.device)).argmax(dim=-1)
+        return operators_for(scores).gumbel_argmax(scores, streams)
     row_of, kept = torch.nonzero(can_win, as_tuple=True)
     noisy = scores[row_of, kept].add_(gumbel_noise_at(kept, row_of, streams))
     # Kept tokens of a row lie together, ascending; side by side, an argmax finds each row's first winner.

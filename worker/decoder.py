@@ -9,9 +9,8 @@ import torch.nn.functional as F
 
 from kvhive.kernels.activation import gelu_tanh_and_mul, silu_and_mul
 from kvhive.kernels.paged_attention import paged_attention
-from kvhive.kernels.reshape_and_cache import reshape_and_cache
 from kvhive.kernels.rms_norm import add_rms_norm, rms_norm
-from kvhive.kernels.rotary_embedding import rotary_embedding
+from kvhive.kernels.rotary_and_cache import rotary_and_cache
 from kvhive.worker.decoder_config import DecoderConfig
 from kvhive.worker.decoder_weights import DecoderLayer, load_decoder
 from kvhive.worker.forward_batch import ForwardBatch
@@ -95,15 +94,11 @@ class DecoderModel:
     ) -> torch.Tensor:
         config = self.config
         qkv = layer.qkv(hidden).view(hidden.shape[0], -1, config.head_dim)
-        # Query and key heads lie side by side and turn by the same angles: one call for both.
-        heads = qkv[:, : config.heads + config.kv_heads]
         if layer.query_norm is not None and layer.key_norm is not None:
-            query, key = heads.split((config.heads, config.kv_heads), dim=1)
+            query, key, value = qkv.split((config.heads, config.kv_heads, config.kv_heads), dim=1)
             query = rms_norm(query, layer.query_norm, config.rms_norm_eps)
-            heads = torch.cat((query, rms_norm(key, layer.key_norm, config.rms_norm_eps)), dim=1)
-        turned = rotary_embedding(heads, *angles[self._rope_of[index]])
-        query, key = turned.split((config.heads, config.kv_heads), dim=1)
-        reshape_and_cache(key, qkv[:, config.heads + config.kv_heads :], pool_layer, batch.slot_mapping)
+            qkv = torch.cat((query, rms_norm(key, layer.key_norm, config.rms_norm_eps), value), dim=1)
+        query = rotary_and_cache(qkv, *angles[self._rope_of[index]], pool_layer, batch.slot_mapping)
         attended = paged_attention(
             query,
             pool_layer,

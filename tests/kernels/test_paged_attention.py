@@ -175,7 +175,7 @@ def test_a_pool_layer_of_another_pool_is_refused():
     pool = torch.zeros(2, 3, 2, 1, 4, 8)
     metadata = attention_metadata(pool, [[0]], [1], [3])
     with pytest.raises(ValueError, match="not a layer of the metadata's pool"):
-        paged_attention(torch.zeros(1, 1, 8), torch.zeros(2, 2, 1, 4, 8), metadata, 1.0)
+        paged_attention(torch.zeros(1, 1, 8), torch.zeros(1, 2, 1, 4, 8), metadata, 1.0)
     with pytest.raises(ValueError, match="needs 1 tokens, has 2"):
         paged_attention(torch.zeros(2, 1, 8), pool[:, 0], metadata, 1.0)
     with pytest.raises(ValueError, match="no multiple"):
