@@ -1,10 +1,11 @@
-"""The HTTP door: OpenAI's chat completions and models, health, readiness and metrics."""
+"""The HTTP door: OpenAI's completions and models, health, readiness and metrics."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
@@ -14,18 +15,28 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from kvhive.proto.errors import InvalidRequest, KvhiveError
-from kvhive.router.frontend import Frontend, ModelInfo
+from kvhive.router.frontend import ModelInfo, TokenizingFrontend
 from kvhive.router.http_body import OFF_LOOP_BYTES, parse_object, read_body
 from kvhive.router.openai_exchange import CompletionExchange
-from kvhive.router.openai_request import ChatCompletionRequest, parse_chat_completion
-from kvhive.router.openai_response import error_body, error_response, model_body, model_not_found
+from kvhive.router.openai_fields import CompletionRequest
+from kvhive.router.openai_request import parse_chat_completion
+from kvhive.router.openai_response import (
+    AnswerShape,
+    ChatShape,
+    error_body,
+    error_response,
+    model_body,
+    model_not_found,
+)
+from kvhive.router.openai_text_request import parse_text_completion
+from kvhive.router.openai_text_response import TextShape
 from kvhive.router.request import check_request_id
 
 DEFAULT_MAX_BODY_BYTES = 16 * 1024 * 1024
 
 
 def create_app(
-    frontend: Frontend,
+    frontend: TokenizingFrontend,
     registry: CollectorRegistry,
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
     now: Callable[[], float] = time.time,
@@ -35,6 +46,7 @@ def create_app(
     return Starlette(
         routes=[
             Route("/v1/chat/completions", door.chat_completions, methods=["POST"]),
+            Route("/v1/completions", door.text_completions, methods=["POST"]),
             Route("/v1/models", door.list_models),
             Route("/v1/models/{name:path}", door.get_model),
             Route("/healthz", door.health),
@@ -50,7 +62,7 @@ class _Door:
 
     def __init__(
         self,
-        frontend: Frontend,
+        frontend: TokenizingFrontend,
         registry: CollectorRegistry,
         max_body_bytes: int,
         now: Callable[[], float],
@@ -62,21 +74,34 @@ class _Door:
 
     async def chat_completions(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
+        return await self._complete(request, parse_chat_completion, ChatShape)
+
+    async def text_completions(self, request: Request) -> Response:
+        """POST /v1/completions."""
+        return await self._complete(request, parse_text_completion, TextShape)
+
+    async def _complete(
+        self,
+        request: Request,
+        parse: Callable[[dict[str, Any], str], CompletionRequest],
+        shape: Callable[[str, str, int], AnswerShape],
+    ) -> Response:
         request_id = request.headers.get("x-request-id", "")
         try:
             check_request_id("x-request-id", request_id)
             body = await read_body(request, self._max_body_bytes)
-            chat = await _parse(body, request_id)
+            asked = await _off_loop_if_large(body, lambda: parse(parse_object(body), request_id))
         except InvalidRequest as error:
             return error_response(error, request_id if error.field != "x-request-id" else "")
         except KvhiveError as error:
             return error_response(error, request_id)
         except ClientDisconnect:
             return Response(status_code=400)  # nobody is there to read it
-        model = self._model(chat.request.model)
+        model = self._model(asked.request.model)
         if model is None:
-            return model_not_found(chat.request.model)
-        return CompletionExchange(self._frontend, chat, model.name, int(self._now()))
+            return model_not_found(asked.request.model)
+        created = int(self._now())
+        return CompletionExchange(self._frontend, asked, lambda known: shape(known, model.name, created))
 
     async def list_models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -106,10 +131,7 @@ class _Door:
         return next((model for model in self._frontend.models() if name in ("", model.name)), None)
 
 
-async def _parse(body: bytes, request_id: str) -> ChatCompletionRequest:
-    def parse() -> ChatCompletionRequest:
-        return parse_chat_completion(parse_object(body), request_id)
-
+async def _off_loop_if_large(body: bytes, parse: Callable[[], CompletionRequest]) -> CompletionRequest:
     return parse() if len(body) <= OFF_LOOP_BYTES else await asyncio.to_thread(parse)
 
 

@@ -1,25 +1,27 @@
-"""One generation as one HTTP response, from its first event to its last byte.
+"""One completion, of either kind, as one HTTP response: from its first event to its last byte.
 
-One coroutine owns the generator, so every way out (end, error, disconnect, shutdown) closes it at once.
+One coroutine owns the generators, so every way out (end, error, disconnect, shutdown) closes them at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from kvhive.proto.errors import KvhiveError, Unavailable
-from kvhive.router.frontend import Delta, Finished, Frontend, GenerationEvent, Started
+from kvhive.proto.errors import InvalidRequest, KvhiveError, Unavailable
+from kvhive.router.frontend import Delta, Finished, GenerationEvent, Started, TokenizingFrontend
+from kvhive.router.joined_answers import joined, listed
+from kvhive.router.openai_echo import echoed
+from kvhive.router.openai_fields import CompletionRequest
 from kvhive.router.openai_logprobs import logprob_entries
-from kvhive.router.openai_request import ChatCompletionRequest
 from kvhive.router.openai_response import (
     DONE_EVENT,
-    CompletionShape,
+    AnswerShape,
     WholeChoice,
     describe_error,
     error_response,
@@ -37,13 +39,18 @@ class _ClientStalled(Exception):
 
 
 class CompletionExchange(Response):
-    """The ASGI application that answers one chat completion request."""
+    """The ASGI application that answers one completion request."""
 
-    def __init__(self, frontend: Frontend, chat: ChatCompletionRequest, model: str, created: int) -> None:
+    def __init__(
+        self,
+        frontend: TokenizingFrontend,
+        asked: CompletionRequest,
+        shaped: Callable[[str], AnswerShape],
+    ) -> None:
+        """Prepare; `shaped` makes the answer's shape of the request's id."""
         self._frontend = frontend
-        self._chat = chat
-        self._model = model
-        self._created = created
+        self._asked = asked
+        self._shaped = shaped
         self._streaming = False
         self.background = None
 
@@ -66,30 +73,56 @@ class CompletionExchange(Response):
             answer.result()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = self._chat.request.request_id
-        async with aclosing(self._frontend.generate(self._chat.request)) as events:
+        request_id = self._asked.request.request_id
+        async with AsyncExitStack() as stack:
             try:
-                started = await anext(events)
+                started, events = await self._begin(stack)
             except KvhiveError as error:
                 await error_response(error, request_id)(scope, receive, send)
                 return
-            assert isinstance(started, Started), "a generation begins with Started"
-            shape = CompletionShape(started.request_id, self._model, self._created)
-            headers = {"x-request-id": started.request_id, "x-kvhive-worker": started.worker_id}
-            if self._chat.stream:
+            request_id = started[0].request_id
+            shape = self._shaped(request_id)
+            workers = listed(first.worker_id for first in started)
+            headers = {"x-request-id": request_id, "x-kvhive-worker": workers}
+            if self._asked.stream:
                 await self._stream(send, shape, headers, events)
                 return
             try:
                 body = await self._collect(shape, events)
             except KvhiveError as error:
-                await error_response(error, started.request_id)(scope, receive, send)
+                await error_response(error, request_id)(scope, receive, send)
                 return
             await JSONResponse(body, headers=headers)(scope, receive, send)
+
+    async def _begin(
+        self, stack: AsyncExitStack
+    ) -> tuple[list[Started], AsyncGenerator[GenerationEvent, None]]:
+        """Begin every prompt's generation; return their starts, and all that follows as one stream.
+
+        Raises the first refusal, in the words of the body. The generations are closed with `stack`.
+        """
+        started, streams = [], []
+        for index, request in enumerate(self._asked.requests):
+            run = echoed(self._frontend, request) if self._asked.echo else self._frontend.generate(request)
+            streams.append(await stack.enter_async_context(aclosing(run)))
+            try:
+                first = await anext(run)
+            except InvalidRequest as error:
+                problem = str(error).removeprefix(f"{error.field}: ")
+                raise InvalidRequest(self._asked.spell(index, error.field), problem) from error
+            assert isinstance(first, Started), "a generation begins with Started"
+            started.append(first)
+        events = joined(streams, self._asked.request.n)
+        return started, await stack.enter_async_context(aclosing(events))
+
+    @property
+    def _choices(self) -> range:
+        return range(len(self._asked.requests) * self._asked.request.n)
 
     async def _stream(
         self,
         send: Send,
-        shape: CompletionShape,
+        shape: AnswerShape,
         headers: Mapping[str, str],
         events: AsyncGenerator[GenerationEvent, None],
     ) -> None:
@@ -98,23 +131,20 @@ class CompletionExchange(Response):
         self._streaming = True
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         # With include_usage, every other chunk says that its usage is null.
-        extra: dict[str, Any] = {"usage": None} if self._chat.include_usage else {}
-        roles = [
-            sse_event(shape.chunk(index, {"role": "assistant", "content": ""}) | extra)
-            for index in range(self._chat.request.n)
-        ]
-        await _write(send, b"".join(roles))
+        extra: dict[str, Any] = {"usage": None} if self._asked.include_usage else {}
+        openings = [piece for index in self._choices if (piece := shape.opening(index)) is not None]
+        if openings:
+            await _write(send, b"".join(sse_event(piece | extra) for piece in openings))
         try:
             async for event in events:
                 match event:
                     case Delta(text, _, index) if text or event.logprobs:
                         entries = logprob_entries(event, self._frontend.token_piece)
-                        chunk = shape.chunk(index, {"content": text}, logprobs=entries)
-                        await _write(send, sse_event(chunk | extra))
+                        await _write(send, sse_event(shape.news(index, text, entries) | extra))
                     case Finished(reason, usage, index):
-                        last = sse_event(shape.chunk(index, {}, reason) | extra)
+                        last = sse_event(shape.end(index, reason) | extra)
                         if usage is not None:
-                            if self._chat.include_usage:
+                            if self._asked.include_usage:
                                 last += sse_event(shape.usage_chunk(usage))
                             last += DONE_EVENT
                         await _write(send, last)
@@ -123,10 +153,10 @@ class CompletionExchange(Response):
         await _write(send, b"", more=False)
 
     async def _collect(
-        self, shape: CompletionShape, events: AsyncGenerator[GenerationEvent, None]
+        self, shape: AnswerShape, events: AsyncGenerator[GenerationEvent, None]
     ) -> dict[str, Any]:
-        wanted = self._chat.request.sampling.logprobs is not None
-        choices = [WholeChoice(logprobs=[] if wanted else None) for _ in range(self._chat.request.n)]
+        wanted = self._asked.request.sampling.logprobs is not None
+        choices = [WholeChoice(logprobs=[] if wanted else None) for _ in self._choices]
         async for event in events:
             match event:
                 case Delta(text, _, index):

@@ -1,11 +1,11 @@
-"""What the OpenAI dialect answers with: completions, chunks, usage, models and errors, as plain JSON."""
+"""What the OpenAI dialect answers with: chat completions, usage, models and errors, as plain JSON."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.responses import JSONResponse
 
@@ -17,8 +17,6 @@ from kvhive.router.openai_logprobs import logprobs_body
 RETRY_AFTER_S = 1
 """What Retry-After says: queues here drain in about that time."""
 DONE_EVENT = b"data: [DONE]\n\n"
-_SPELLINGS = {"prompt": "messages", "cache_key": "prompt_cache_key", "request_id": "x-request-id"}
-"""Fields of the internal request that this dialect calls otherwise."""
 
 
 @dataclass(slots=True)
@@ -31,9 +29,33 @@ class WholeChoice:
     reason: FinishReason | None = None
 
 
+class AnswerShape(Protocol):
+    """One answer in one dialect. `logprobs` are the entries of `openai_logprobs.logprob_entries`."""
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """Return the piece of a stream that comes before a choice's first news, if there is one."""
+        ...
+
+    def news(self, index: int, text: str, logprobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return one piece of a stream: more of one choice. Called in the order of its tokens."""
+        ...
+
+    def end(self, index: int, reason: FinishReason) -> dict[str, Any]:
+        """Return the piece that ends a choice."""
+        ...
+
+    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
+        """Return the last piece of a stream that asked for its usage."""
+        ...
+
+    def completion(self, choices: Sequence[WholeChoice], usage: Usage) -> dict[str, Any]:
+        """Return a whole answer."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class CompletionShape:
-    """What all pieces of one answer share."""
+class ChatShape:
+    """What all pieces of one chat completion share. See AnswerShape."""
 
     request_id: str
     model: str
@@ -41,7 +63,7 @@ class CompletionShape:
     """Unix time in seconds."""
 
     def completion(self, choices: Sequence[WholeChoice], usage: Usage) -> dict[str, Any]:
-        """Return a whole answer."""
+        """See AnswerShape."""
         bodies = [
             {
                 "index": index,
@@ -53,21 +75,32 @@ class CompletionShape:
         ]
         return self._envelope("chat.completion") | {"choices": bodies, "usage": usage_body(usage)}
 
-    def chunk(
+    def opening(self, index: int) -> dict[str, Any]:
+        """See AnswerShape."""
+        return self._chunk(index, {"role": "assistant", "content": ""})
+
+    def news(self, index: int, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+        """See AnswerShape."""
+        return self._chunk(index, {"content": text}, logprobs=logprobs)
+
+    def end(self, index: int, reason: FinishReason) -> dict[str, Any]:
+        """See AnswerShape."""
+        return self._chunk(index, {}, reason)
+
+    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
+        """See AnswerShape."""
+        return self._envelope("chat.completion.chunk") | {"choices": [], "usage": usage_body(usage)}
+
+    def _chunk(
         self,
         index: int,
         delta: Mapping[str, str],
         reason: FinishReason | None = None,
         logprobs: Sequence[dict[str, Any]] = (),
     ) -> dict[str, Any]:
-        """Return one piece of a stream: news of one choice."""
         body = logprobs_body(logprobs) if logprobs else None
         choice = {"index": index, "delta": dict(delta), "logprobs": body, "finish_reason": reason}
         return self._envelope("chat.completion.chunk") | {"choices": [choice]}
-
-    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
-        """Return the last piece of a stream that asked for its usage."""
-        return self._envelope("chat.completion.chunk") | {"choices": [], "usage": usage_body(usage)}
 
     def _envelope(self, kind: str) -> dict[str, Any]:
         return {
@@ -125,8 +158,7 @@ def describe_error(error: KvhiveError) -> tuple[int, dict[str, Any]]:
     text = str(error)
     match error:
         case InvalidRequest():
-            param = _SPELLINGS.get(error.field, error.field)
-            return 400, error_body(text, "invalid_request_error", param)
+            return 400, error_body(text, "invalid_request_error", error.field)
         case BodyTooLarge():
             return 413, error_body(text, "invalid_request_error", code="request_too_large")
         case BodyTimeout():

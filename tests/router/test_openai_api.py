@@ -10,10 +10,11 @@ import pytest
 from kvhive.proto.errors import InvalidRequest, KvhiveError, Overloaded, Unavailable
 from kvhive.router.frontend import Delta, TokenLogprobs, TokenPiece, Usage
 from kvhive.router.http_body import BodyTooLarge, parse_object
+from kvhive.router.openai_fields import CompletionRequest
 from kvhive.router.openai_logprobs import logprob_entries
-from kvhive.router.openai_request import ChatCompletionRequest, parse_chat_completion
+from kvhive.router.openai_request import parse_chat_completion
 from kvhive.router.openai_response import (
-    CompletionShape,
+    ChatShape,
     WholeChoice,
     describe_error,
     error_response,
@@ -25,7 +26,7 @@ from kvhive.router.sampling_params import SamplingParams
 HI = [{"role": "user", "content": "hi"}]
 
 
-def parse(**fields: Any) -> ChatCompletionRequest:
+def parse(**fields: Any) -> CompletionRequest:
     return parse_chat_completion({"messages": HI, **fields}, "id-1")
 
 
@@ -248,7 +249,7 @@ def test_field_names_that_cannot_be_printed_do_not_break_the_answer() -> None:
     assert error_response(caught.value).status_code == 400
 
 
-SHAPE = CompletionShape("r1", "m", 1234)
+SHAPE = ChatShape("r1", "m", 1234)
 USAGE = Usage(10, 3, cached_tokens=8, reachable_tokens=9, worker_id="w1", route_reason="prefix")
 
 
@@ -271,9 +272,10 @@ def test_answers_have_openais_shape() -> None:
     assert whole.usage.prompt_tokens_details is not None
     assert whole.usage.prompt_tokens_details.cached_tokens == 8
     chunks = [
-        SHAPE.chunk(0, {"content": "x"}),
-        SHAPE.chunk(3, {"content": ""}, logprobs=entries),
-        SHAPE.chunk(1, {}, "length"),
+        SHAPE.opening(0),
+        SHAPE.news(0, "x"),
+        SHAPE.news(3, "", entries),
+        SHAPE.end(1, "length"),
         SHAPE.usage_chunk(USAGE),
     ]
     for body in chunks:
@@ -290,7 +292,6 @@ def test_an_event_is_one_line_of_json() -> None:
     ("error", "status", "kind", "param", "retry"),
     [
         (InvalidRequest("top_p", "bad"), 400, "invalid_request_error", "top_p", None),
-        (InvalidRequest("prompt", "too long"), 400, "invalid_request_error", "messages", None),
         (BodyTooLarge("big"), 413, "invalid_request_error", None, None),
         (Overloaded("full"), 429, "rate_limit_error", None, "1"),
         (Unavailable("gone"), 503, "service_unavailable", None, "1"),

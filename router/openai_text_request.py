@@ -1,0 +1,91 @@
+"""The body of POST /v1/completions, turned into one internal request per prompt."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from kvhive.proto.errors import InvalidRequest
+from kvhive.router.http_body import json_type
+from kvhive.router.openai_fields import (
+    CompletionRequest,
+    generate_request,
+    given_fields,
+    sampling_fields,
+    stream_fields,
+    typed,
+)
+from kvhive.router.request import TextPrompt, TokenPrompt
+from kvhive.router.sampling_params import check_logprobs
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's default for this endpoint."""
+MAX_PROMPTS = 64
+"""Prompts of one body: each is a request of its own to the cluster."""
+
+_SUPPORTED = {"prompt", "echo"}
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "best_of": (1,),
+    "suffix": ("",),
+    "response_format": ({"type": "text"},),
+}
+"""Fields that are not supported, with the values that ask for nothing."""
+
+
+def parse_text_completion(body: dict[str, Any], request_id: str) -> CompletionRequest:
+    """Read a parsed JSON body. Raises InvalidRequest naming the field, what it must be and what it is.
+
+    With echo and logprobs, the prompt's own log-probabilities are asked for as well.
+    """
+    given = given_fields(body, _SUPPORTED, _NEUTRAL)
+    stream, include_usage = stream_fields(given)
+    echo = typed(given, "echo", bool, False)
+    logprobs: int | None = typed(given, "logprobs", int, None)
+    check_logprobs("logprobs", logprobs)
+    sampling = sampling_fields(given, typed(given, "max_tokens", int, DEFAULT_MAX_TOKENS), logprobs)
+    if echo:
+        sampling = replace(sampling, prompt_logprobs=logprobs)
+    prompts, several = _prompts(given)
+    return CompletionRequest(
+        tuple(generate_request(given, prompt, sampling, request_id) for prompt in prompts),
+        stream,
+        include_usage,
+        echo,
+        functools.partial(_spelling, several),
+    )
+
+
+def _spelling(several: bool, prompt: int, field: str) -> str:
+    """Name a field of the internal request: `token_ids[3]` of the second prompt is `prompt[1][3]`."""
+    name, bracket, index = field.partition("[")
+    if name in ("prompt", "text", "token_ids"):
+        return ("prompt" + f"[{prompt}]" * several) + bracket + index
+    return {"cache_key": "prompt_cache_key", "request_id": "x-request-id"}.get(field, field)
+
+
+def _prompts(given: Mapping[str, Any]) -> tuple[list[TextPrompt | TokenPrompt], bool]:
+    """Return the prompts, and whether they came as a list of prompts."""
+    if "prompt" not in given:
+        raise InvalidRequest("prompt", "is required")
+    prompt = given["prompt"]
+    if isinstance(prompt, str) or (isinstance(prompt, list) and prompt and type(prompt[0]) is int):
+        return [_prompt("prompt", prompt)], False
+    if not isinstance(prompt, list):
+        raise InvalidRequest("prompt", f"must be a string or an array, is {json_type(prompt)}")
+    if not 1 <= len(prompt) <= MAX_PROMPTS:
+        raise InvalidRequest("prompt", f"must be 1 to {MAX_PROMPTS} prompts, is {len(prompt)}")
+    return [_prompt(f"prompt[{index}]", item) for index, item in enumerate(prompt)], True
+
+
+def _prompt(where: str, prompt: object) -> TextPrompt | TokenPrompt:
+    if isinstance(prompt, str):
+        return TextPrompt(prompt)
+    if not isinstance(prompt, list):
+        raise InvalidRequest(where, f"must be a string or an array of token ids, is {json_type(prompt)}")
+    # Prompts have thousands of ids: the types are compared as one set, and the bad one sought only if needed.
+    if set(map(type, prompt)) - {int}:
+        index, bad = next((i, item) for i, item in enumerate(prompt) if type(item) is not int)
+        raise InvalidRequest(f"{where}[{index}]", f"must be a token id, is {json_type(bad)}")
+    return TokenPrompt(tuple(prompt))
