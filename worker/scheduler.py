@@ -48,14 +48,15 @@ class SchedulerLimits:
 class Scheduler:
     """Waiting and running sequences of one engine. Not thread-safe: the engine's thread owns it.
 
-    drafts_for: how many drafts to try for a sequence that decodes; room and budget may allow fewer
+    drafts_for: how many drafts to try for a sequence that decodes; room and budget may allow fewer. None: no
+        drafts
     """
 
     def __init__(
         self,
         manager: KvCacheManager,
         limits: SchedulerLimits,
-        drafts_for: Callable[[Sequence], int] = lambda seq: 0,
+        drafts_for: Callable[[Sequence], int] | None = None,
     ) -> None:
         self.manager = manager
         self.limits = limits
@@ -119,11 +120,11 @@ class Scheduler:
         self.manager.pool.expire(self.manager.clock())
         plan: dict[str, Scheduled] = {}
         budget, preempted = self.limits.max_step_tokens, self.preemptions
-        for seq in [seq for seq in self.running if seq.remaining == 1]:
-            budget -= self._catch_up(seq, plan, budget)
+        budget = self._decode(plan, budget)
         budget = self._prefill(plan, budget, admitting=preempted == self.preemptions)
         self.manager.pool.leases.renewing = not self._kept_out
-        self._add_drafts(plan, budget)
+        if self._drafts_for is not None:
+            self._add_drafts(plan, budget, self._drafts_for)
         return list(plan.values())
 
     def commit(self, plan: ReadOnly[Scheduled], results: ReadOnly[ChunkResult]) -> list[Progress]:
@@ -136,15 +137,17 @@ class Scheduler:
             self._finish(seq, FinishReason.FAILED)
             return Progress(seq)
         kept, reason = self._kept(seq, result.tokens)
-        prompt_logprobs = self._unreported(seq, result.prompt_logprobs)
+        prompt_logprobs = self._unreported(seq, result.prompt_logprobs) if result.prompt_logprobs else ()
         self._charge(seq, item.num_tokens, len(kept))
         seq.tokens.extend(kept)
-        # All but the last of the new tokens were drafts, and their KV is in the pool. That of rejected
-        # drafts lies beyond num_computed: it is written over before anybody reads it.
-        right = max(0, len(kept) - 1)
-        seq.num_computed += item.num_tokens + right
-        self._count_drafts(seq, result.drafted, right)
-        self.manager.commit(seq)
+        seq.num_computed += item.num_tokens
+        if result.drafted:
+            # All but the last of the new tokens were drafts, and their KV is in the pool. That of rejected
+            # drafts lies beyond num_computed: it is written over before anybody reads it.
+            seq.num_computed += len(kept) - 1
+            self._count_drafts(seq, result.drafted, len(kept) - 1)
+        if seq.num_computed // self.manager.block_size > seq.registered:
+            self.manager.commit(seq)
         if not seq.prompt_ready and seq.num_computed >= seq.prompt_tokens:
             seq.prompt_ready = True
             self.manager.pin(seq)
@@ -155,12 +158,13 @@ class Scheduler:
 
     def _kept(self, seq: Sequence, tokens: ReadOnly[int]) -> tuple[ReadOnly[int], FinishReason | None]:
         """Cut new tokens at the first stop token or at the sequence's full length."""
-        for index, token in enumerate(tokens):
-            output = len(seq.tokens) - seq.prompt_tokens + index
-            if token in seq.sampling.stop_token_ids and output >= seq.sampling.min_tokens:
-                return tokens[: index + 1], FinishReason.STOP
-            if len(seq.tokens) + index + 1 >= seq.max_total:
-                return tokens[: index + 1], FinishReason.LENGTH
+        length, sampling = len(seq.tokens), seq.sampling
+        for index, token in enumerate(tokens, 1):
+            length += 1
+            if token in sampling.stop_token_ids and length - seq.prompt_tokens > sampling.min_tokens:
+                return tokens[:index], FinishReason.STOP
+            if length >= seq.max_total:
+                return tokens[:index], FinishReason.LENGTH
         return tokens, None
 
     def _unreported(self, seq: Sequence, scored: ReadOnly[TokenLogprobs]) -> ReadOnly[TokenLogprobs]:
@@ -173,14 +177,30 @@ class Scheduler:
 
     def _charge(self, seq: Sequence, computed: int, output: int) -> None:
         """Count a step for the tenant. That preemption makes us compute a prompt again is not its doing."""
-        prompt = min(computed, max(0, seq.prompt_tokens - seq.num_computed)) if not seq.preemptions else 0
-        self._shares.charge(seq.tenant, PROMPT_TOKEN_COST * prompt + OUTPUT_TOKEN_COST * output)
+        cost = OUTPUT_TOKEN_COST * output
+        if not seq.prompt_ready and not seq.preemptions:
+            cost += PROMPT_TOKEN_COST * min(computed, max(0, seq.prompt_tokens - seq.num_computed))
+        self._shares.charge(seq.tenant, cost)
 
     def _count_drafts(self, seq: Sequence, drafted: int, accepted: int) -> None:
         seq.drafted += drafted
         seq.accepted += accepted
         self.drafted += drafted
         self.accepted += accepted
+
+    def _decode(self, plan: dict[str, Scheduled], budget: int) -> int:
+        """Plan one token of every sequence that decodes; return what is left of the budget."""
+        block_size = self.manager.block_size
+        for seq in tuple(self.running):
+            computed = seq.num_computed
+            if len(seq.tokens) - computed != 1:
+                continue
+            if budget and computed < len(seq.block_table) * block_size and seq.state is SequenceState.RUNNING:
+                plan[seq.request_id] = Scheduled(seq, 1)  # as _catch_up would, of a block that it has
+                budget -= 1
+            else:
+                budget -= self._catch_up(seq, plan, budget)
+        return budget
 
     def _catch_up(self, seq: Sequence, plan: dict[str, Scheduled], budget: int) -> int:
         """Plan the next tokens of a running sequence; return what that takes from the budget."""
@@ -279,7 +299,9 @@ class Scheduler:
         plan[seq.request_id] = Scheduled(seq, num_tokens)
         return num_tokens
 
-    def _add_drafts(self, plan: dict[str, Scheduled], budget: int) -> None:
+    def _add_drafts(
+        self, plan: dict[str, Scheduled], budget: int, drafts_for: Callable[[Sequence], int]
+    ) -> None:
         """Give what is left of the budget to drafts, in blocks that nobody else is counting on."""
         spare = self.manager.pool.available - self._reserved()
         for item in list(plan.values()):
@@ -290,7 +312,7 @@ class Scheduler:
                 continue
             own = self._still_needed(seq)
             room = (len(seq.block_table) + own + spare) * self.manager.block_size - len(seq.tokens)
-            drafts = min(self._drafts_for(seq), budget, room, seq.max_total - len(seq.tokens) - 1)
+            drafts = min(drafts_for(seq), budget, room, seq.max_total - len(seq.tokens) - 1)
             if drafts > 0 and self.manager.grow(seq, 1 + drafts):
                 spare = self.manager.pool.available - self._reserved()
                 plan[seq.request_id] = replace(item, max_drafts=drafts)

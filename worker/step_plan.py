@@ -9,7 +9,7 @@ from kvhive.worker.model_runner import Chunk, TokenLogprobs
 from kvhive.worker.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # made by the hundred in each step: frozen ones cost thrice
 class Scheduled:
     """A sequence's share of one step: its next `num_tokens` tokens, and room for drafts after them."""
 
@@ -19,24 +19,26 @@ class Scheduled:
 
     def chunk(self) -> Chunk:
         """What the model runner must know."""
-        seq, sampling = self.seq, self.seq.sampling
-        start, end = seq.num_computed, seq.num_computed + self.num_tokens
-        last = end == len(seq.tokens)
-        wants_prompt = seq.wants_prompt_logprobs and start < seq.prompt_tokens
-        return Chunk(
-            token_ids=seq.tokens[start:end],
-            start=start,
-            block_table=seq.block_table,
-            sampling=sampling if last else None,
-            history=seq.tokens if last else (),
-            prompt_tokens=seq.prompt_tokens,
-            max_drafts=self.max_drafts,
-            prompt_logprobs=sampling.prompt_logprobs if wants_prompt else None,
-            next_prompt_token=seq.tokens[end] if wants_prompt and end < seq.prompt_tokens else None,
+        seq, sampling, tokens = self.seq, self.seq.sampling, self.seq.tokens
+        start = seq.num_computed
+        end = start + self.num_tokens
+        last = end == len(tokens)
+        chunk = Chunk(
+            tokens[start:end],
+            start,
+            seq.block_table,
+            sampling if last else None,
+            tokens if last else (),
+            seq.prompt_tokens,
+            self.max_drafts,
         )
+        if sampling.prompt_logprobs is not None and seq.wants_prompt_logprobs and start < seq.prompt_tokens:
+            chunk.prompt_logprobs = sampling.prompt_logprobs
+            chunk.next_prompt_token = tokens[end] if end < seq.prompt_tokens else None
+        return chunk
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # made by the hundred in each step: frozen ones cost thrice
 class Progress:
     """What a step did for one sequence: the tokens it gained, none while its prompt is being computed."""
 
