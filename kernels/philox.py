@@ -64,7 +64,7 @@ def gumbel_noise(vocab_size: int, streams: Sequence[NoiseStream], device: torch.
 
     Raises ValueError when a part of a stream does not fit its bits.
     """
-    low, high, choice, position = (part[:, None] for part in _parts(streams, device))
+    low, high, choice, position = (part[:, None] for part in stream_words(streams, device).T)
     blocks = torch.arange(-(-vocab_size // _WORDS), device=device)[None]
     # Four neighbours share a counter, which is computed once.
     words = philox4x32((blocks, position, choice, torch.zeros_like(position)), (low, high))
@@ -84,14 +84,17 @@ def gumbel_noise_at(
 
     Raises ValueError when a part of a stream does not fit its bits.
     """
-    low, high, choice, position = (part[stream_of] for part in _parts(streams, token_ids.device))
+    low, high, choice, position = (part[stream_of] for part in stream_words(streams, token_ids.device).T)
     counter = (token_ids >> 2, position, choice, torch.zeros_like(token_ids))
     words = torch.stack(philox4x32(counter, (low, high)))
     return _gumbel((words.gather(0, (token_ids & 3)[None])[0] >> 9).float())
 
 
-def _parts(streams: Sequence[NoiseStream], device: torch.device) -> torch.Tensor:
-    """Low and high word of the seed, choice and position: [4, len(streams)] int64."""
+def stream_words(streams: Sequence[NoiseStream], device: torch.device) -> torch.Tensor:
+    """Return low and high word of the seed, choice and position: [len(streams), 4] int64.
+
+    Raises ValueError when a part of a stream does not fit its bits.
+    """
     for seed, choice, position in streams:
         if not 0 <= seed < 1 << 64:
             raise ValueError(f"seed: needs 64 bits, is {seed}")
@@ -100,7 +103,7 @@ def _parts(streams: Sequence[NoiseStream], device: torch.device) -> torch.Tensor
         if not 0 <= position <= _MASK:
             raise ValueError(f"position: needs 32 bits, is {position}")
     parts = [(seed & _MASK, seed >> 32, choice, position) for seed, choice, position in streams]
-    return torch.tensor(parts, dtype=torch.int64, device=device).reshape(-1, 4).T
+    return torch.tensor(parts, dtype=torch.int64, device=device).reshape(-1, 4)
 
 
 def _gumbel(bits: torch.Tensor) -> torch.Tensor:
