@@ -21,9 +21,8 @@ class AttentionMetadata:
     """[B + 1] int32: the rows of sequence i are query_starts[i] .. query_starts[i + 1] - 1."""
     context_lengths: torch.Tensor
     """[B] int32: tokens whose KV is in the pool by the time of the call, the queries' own included."""
-    tables: Sequence[Sequence[int]]
-    """The same on the host, so that no layer waits for the device to learn a shape."""
     query_lengths: Sequence[int]
+    """These and the next on the host, so that no layer waits for the device to learn a shape."""
     contexts: Sequence[int]
     tokens: int
     pool_blocks: int
@@ -72,7 +71,6 @@ def attention_metadata(
         block_tables=on_device(padded.reshape(len(tables), widest)),
         query_starts=on_device(starts),
         context_lengths=on_device(np.array(context_lengths, dtype=np.int32)),
-        tables=tables,
         query_lengths=query_lengths,
         contexts=context_lengths,
         tokens=int(starts[-1]),

@@ -48,8 +48,12 @@ class WorkersConfig:
     """Compute threads per worker; 0 means a fair share of our own head's cores, else `int(num_cpus)`."""
     block_size: int = 16
     """Tokens per KV block; one value per cluster."""
-    pool_tokens: int = 16384
-    """Size of each worker's KV pool in tokens, rounded down to whole blocks."""
+    pool_tokens: int = 0
+    """Tokens of each worker's KV pool; 0: what `gpu_memory_utilization` leaves, on a CPU 16384."""
+    gpu_memory_utilization: float = 0.9
+    """On CUDA: the share of the device's memory for weights, steps and an automatic pool."""
+    cuda_graphs: bool = True
+    """On CUDA: record decode steps once and replay them, which saves hundreds of launches a step."""
     max_step_tokens: int = 512
     """The token budget of one step: decodes first, then prompt chunks."""
     max_running: int = 16
@@ -148,7 +152,8 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "workers.num_cpus": (0, 1024),
     "workers.threads": (0, 1024),
     "workers.block_size": (1, 1024),
-    "workers.pool_tokens": (1, 1_000_000_000),
+    "workers.pool_tokens": (0, 1_000_000_000),
+    "workers.gpu_memory_utilization": (0.05, 0.99),
     "workers.max_step_tokens": (1, 1_000_000),
     "workers.max_running": (1, 4096),
     "workers.max_waiting": (0, 1_000_000),
@@ -281,7 +286,7 @@ def _scalar(hint: Any, value: object, name: str) -> object:
 def _check(config: ClusterConfig) -> None:
     check_cluster_name(config.cluster)
     workers = config.workers
-    if workers.pool_tokens < 2 * workers.block_size:
+    if 0 < workers.pool_tokens < 2 * workers.block_size:
         raise ConfigError(
             f"workers.pool_tokens: must hold at least 2 blocks of {workers.block_size} tokens, "
             f"is {workers.pool_tokens}"

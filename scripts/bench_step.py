@@ -31,7 +31,9 @@ class IdleRunner:
     """Implements ModelRunner: every token is the same, and costs nothing."""
 
     device = "none"
-    shape = ModelShape(vocab_size=1000, max_context=8192, layers=1, kv_heads=1, head_dim=1, bytes_per_element=4)
+    shape = ModelShape(
+        vocab_size=1000, max_context=8192, layers=1, kv_heads=1, head_dim=1, bytes_per_element=4
+    )
 
     def run(self, chunks: ReadOnly[Chunk]) -> list[ChunkResult]:
         """Answer at once."""

@@ -68,6 +68,8 @@ class Fleet:
             device=self.device,
             block_size=workers.block_size,
             pool_tokens=workers.pool_tokens,
+            gpu_memory_utilization=workers.gpu_memory_utilization,
+            graphs=workers.cuda_graphs,
             max_step_tokens=workers.max_step_tokens,
             max_running=workers.max_running,
             max_waiting=workers.max_waiting,

@@ -23,7 +23,7 @@ class TokenLogprobs:
     """(token id, log-probability) of the likeliest tokens, best first, ties to the lower id."""
 
 
-@dataclass(slots=True, eq=False)  # made by the hundred in each step: frozen ones cost thrice
+@dataclass(slots=True)  # made by the hundred in each step: frozen ones cost thrice
 class Chunk:
     """The part of one sequence that a step computes: tokens[start : start + len(token_ids)], then drafts."""
 
@@ -48,7 +48,7 @@ class Chunk:
     next_prompt_token: int | None = None
 
 
-@dataclass(slots=True, eq=False)  # made by the hundred in each step: frozen ones cost thrice
+@dataclass(slots=True)  # made by the hundred in each step: frozen ones cost thrice
 class ChunkResult:
     """What a step did for one chunk."""
 

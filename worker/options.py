@@ -20,7 +20,9 @@ class WorkerOptions:
     dtype: str = "auto"
     device: str = "cpu"
     block_size: int = 16
-    pool_tokens: int = 16384
+    pool_tokens: int = 0
+    gpu_memory_utilization: float = 0.9
+    graphs: bool = True
     max_step_tokens: int = 512
     max_running: int = 16
     max_waiting: int = 256
@@ -32,3 +34,15 @@ class WorkerOptions:
     heartbeat_s: float = 0.5
     redis_timeout_s: float = 2.0
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+
+
+CPU_POOL_TOKENS = 16384
+"""What `pool_tokens: 0` is on a CPU, whose memory others live in too."""
+
+
+def pool_blocks(options: WorkerOptions) -> int:
+    """Return the blocks of the pool; 0 where a CUDA device's memory decides."""
+    tokens = options.pool_tokens
+    if not tokens and not options.device.startswith("cuda"):
+        tokens = CPU_POOL_TOKENS
+    return tokens // options.block_size

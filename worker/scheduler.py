@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as ReadOnly
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from kvhive.proto.errors import InvalidRequest, Overloaded
 from kvhive.worker.fair_share import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST, FairShare
@@ -26,6 +27,9 @@ from kvhive.worker.model_runner import ChunkResult, TokenLogprobs
 from kvhive.worker.sequence import FinishReason, Sequence, SequenceState
 from kvhive.worker.step_plan import Progress, Scheduled
 from kvhive.worker.waiting_queue import Ranking, WaitingQueue, clamped_priority
+
+DraftsFor: TypeAlias = Callable[[Sequence], int]
+"""How many drafts to try for a sequence that decodes; room and budget may allow fewer."""
 
 MAX_PREEMPTIONS = 3
 """Per sequence: what is computed again is lost, and whoever reads its stream sees it pause."""
@@ -48,15 +52,14 @@ class SchedulerLimits:
 class Scheduler:
     """Waiting and running sequences of one engine. Not thread-safe: the engine's thread owns it.
 
-    drafts_for: how many drafts to try for a sequence that decodes; room and budget may allow fewer. None: no
-        drafts
+    drafts_for: None tries no drafts
     """
 
     def __init__(
         self,
         manager: KvCacheManager,
         limits: SchedulerLimits,
-        drafts_for: Callable[[Sequence], int] | None = None,
+        drafts_for: DraftsFor | None = None,
     ) -> None:
         self.manager = manager
         self.limits = limits
@@ -299,9 +302,7 @@ class Scheduler:
         plan[seq.request_id] = Scheduled(seq, num_tokens)
         return num_tokens
 
-    def _add_drafts(
-        self, plan: dict[str, Scheduled], budget: int, drafts_for: Callable[[Sequence], int]
-    ) -> None:
+    def _add_drafts(self, plan: dict[str, Scheduled], budget: int, drafts_for: DraftsFor) -> None:
         """Give what is left of the budget to drafts, in blocks that nobody else is counting on."""
         spare = self.manager.pool.available - self._reserved()
         for item in list(plan.values()):

@@ -32,14 +32,13 @@ from kvhive.worker.kv_cache_manager import KvCacheManager
 from kvhive.worker.kv_event_publisher import KvEventPublisher
 from kvhive.worker.model_identity import model_identity
 from kvhive.worker.model_runner import ModelRunner
-from kvhive.worker.options import WorkerOptions
-from kvhive.worker.scheduler import Scheduler, SchedulerLimits
-from kvhive.worker.sequence import Sequence
+from kvhive.worker.options import WorkerOptions, pool_blocks
+from kvhive.worker.scheduler import DraftsFor, Scheduler, SchedulerLimits
 from kvhive.worker.service import ClusterTokenGuard, WorkerService
 from kvhive.worker.speculation import make_drafter
 from kvhive.worker.speculation_control import SpeculationControl
 from kvhive.worker.speculative_runner import SpeculativeRunner
-from kvhive.worker.torch_runner import TorchModelRunner
+from kvhive.worker.torch_runner import DeviceMemory, TorchModelRunner
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -99,15 +98,18 @@ class WorkerServer:
             model_path=Path(options.model_path),
             dtype=options.dtype,
             device=options.device,
-            num_blocks=options.pool_tokens // options.block_size,
+            num_blocks=pool_blocks(options),
             block_size=options.block_size,
             threads=options.threads,
             max_context=options.max_context,
+            memory=DeviceMemory(
+                options.gpu_memory_utilization, options.max_step_tokens, options.max_running, options.graphs
+            ),
         )
         identity = model_identity(Path(options.model_path), target.dtype_name, options.block_size)
-        runner, drafts_for = self._speculating(target)
+        runner, drafts_for = self._speculating(target, target.num_blocks)
         self._service = self._call(self._make_service(runner))
-        engine = self._engine = self._make_engine(runner, identity, drafts_for)
+        engine = self._engine = self._make_engine(runner, target.num_blocks, identity, drafts_for)
         self._progress = "calibrating"
         engine.calibrate(CALIBRATION_TOKENS)
         self._progress = "registering"
@@ -133,11 +135,11 @@ class WorkerServer:
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(START_STEP_TIMEOUT_S)
 
-    def _speculating(self, target: ModelRunner) -> tuple[ModelRunner, Callable[[Sequence], int]]:
+    def _speculating(self, target: ModelRunner, num_blocks: int) -> tuple[ModelRunner, DraftsFor | None]:
         """Return the runner to use, and how many drafts to try for a sequence."""
-        drafter = make_drafter(self._options, target.shape)
+        drafter = make_drafter(self._options, target.shape, num_blocks)
         if drafter is None:
-            return target, lambda seq: 0
+            return target, None
         runner = SpeculativeRunner(target, drafter, time.monotonic)
         control = SpeculationControl(self._options.speculation.max_drafts, lambda: runner.costs)
         return runner, control.drafts_for
@@ -146,12 +148,12 @@ class WorkerServer:
         return WorkerService(self._options.worker_id, runner.shape)
 
     def _make_engine(
-        self, runner: ModelRunner, identity: bytes, drafts_for: Callable[[Sequence], int]
+        self, runner: ModelRunner, num_blocks: int, identity: bytes, drafts_for: DraftsFor | None
     ) -> Engine:
         options = self._options
         assert self._service is not None
         root = root_hash(identity, options.cluster_salt.encode())
-        pool = BlockPool(options.pool_tokens // options.block_size)
+        pool = BlockPool(num_blocks)
         manager = KvCacheManager(pool, options.block_size, root, time.monotonic)
         limits = SchedulerLimits(options.max_step_tokens, options.max_running, options.max_waiting)
         hooks = EngineHooks(self._service.deliver, self._publish)

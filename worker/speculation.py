@@ -8,22 +8,25 @@ from kvhive.worker.drafter import Drafter
 from kvhive.worker.model_path import resolve_model
 from kvhive.worker.model_runner import ModelShape
 from kvhive.worker.ngram_drafter import NgramDrafter
-from kvhive.worker.options import WorkerOptions
+from kvhive.worker.options import WorkerOptions, pool_blocks
 from kvhive.worker.torch_runner import TorchModelRunner
 from kvhive.worker.vocabulary import check_same_vocabulary
 
 
-def make_drafter(options: WorkerOptions, target: ModelShape) -> Drafter | None:
-    """Return what drafts for a model of this shape; None when speculation is off.
+def make_drafter(options: WorkerOptions, target: ModelShape, num_blocks: int) -> Drafter | None:
+    """Return what drafts for a model of this shape over so many blocks; None when speculation is off.
 
-    Raises ModelError when the draft model cannot be loaded or has another vocabulary.
+    Raises ModelError when the draft model cannot be loaded, has another vocabulary, or has no room because
+    the target's pool took the whole device.
     """
     speculation = options.speculation
     if speculation.mode == "ngram":
         return NgramDrafter(speculation.ngram_min, speculation.ngram_max)
     if speculation.mode != "draft":
         return None
-    path, num_blocks = resolve_model(speculation.draft_model), options.pool_tokens // options.block_size
+    if not pool_blocks(options):
+        raise ModelError("workers.pool_tokens: must be set where speculation.mode is draft, to leave it room")
+    path = resolve_model(speculation.draft_model)
     check_same_vocabulary(resolve_model(options.model_path), path)
     runner = TorchModelRunner(
         model_path=path,

@@ -9,7 +9,7 @@ from kvhive.worker.model_runner import Chunk, TokenLogprobs
 from kvhive.worker.sequence import Sequence
 
 
-@dataclass(slots=True, eq=False)  # made by the hundred in each step: frozen ones cost thrice
+@dataclass(slots=True)  # made by the hundred in each step: frozen ones cost thrice
 class Scheduled:
     """A sequence's share of one step: its next `num_tokens` tokens, and room for drafts after them."""
 
@@ -38,7 +38,7 @@ class Scheduled:
         return chunk
 
 
-@dataclass(slots=True, eq=False)  # made by the hundred in each step: frozen ones cost thrice
+@dataclass(slots=True)  # made by the hundred in each step: frozen ones cost thrice
 class Progress:
     """What a step did for one sequence: the tokens it gained, none while its prompt is being computed."""
 

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as ReadOnly
-from itertools import accumulate, chain
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import torch
 
-from kvhive.kernels.attention_metadata import attention_metadata
 from kvhive.proto.errors import ModelError
-from kvhive.worker.forward_batch import ForwardBatch
+from kvhive.worker.decode_graphs import DecodeGraphs, graph_sizes, is_plain_decode
+from kvhive.worker.decoder import DecoderModel
 from kvhive.worker.kv_cache import allocate_pool
 from kvhive.worker.model_config import DTYPES, read_model_config, resolve_dtype
 from kvhive.worker.model_loader import load_model
 from kvhive.worker.model_runner import Chunk, ChunkResult, ModelShape
+from kvhive.worker.pool_size import measured_blocks
 from kvhive.worker.sampler import counts_history, logit_offsets, read_results
+from kvhive.worker.step_inputs import StepInputs
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """How a runner uses a CUDA device."""
+
+    utilization: float
+    """The share of the device's memory that weights, steps and pool may take together."""
+    max_step_tokens: int
+    max_running: int
+    graphs: bool = True
 
 
 class TorchModelRunner:
@@ -30,12 +44,15 @@ class TorchModelRunner:
         block_size: int = 16,
         threads: int = 0,
         max_context: int = 0,
+        memory: DeviceMemory | None = None,
     ) -> None:
         """Load the model and allocate the pool.
 
         model_path: what model_path.resolve_model returns
+        num_blocks: blocks of the pool; 0 takes what `memory` says that the CUDA device has room for
         threads: compute threads of this process, which is torch's own setting for all of it; 0 leaves it
         max_context: most tokens of a sequence; 0 or more than the model's limit means the model's limit
+        memory: how a CUDA device is used; without it there are no CUDA graphs
 
         Raises ModelError when the model cannot be loaded or the pool has no room.
         """
@@ -52,8 +69,15 @@ class TorchModelRunner:
         self._shape = ModelShape(
             config.vocab_size, limit, config.layers, config.kv_heads, config.head_dim, DTYPES[self._dtype]
         )
-        self._block_size = block_size
-        self._pool = allocate_pool(self._shape, num_blocks, block_size, torch_dtype, self._device)
+        cuda = memory if self._device.type == "cuda" else None
+        if not num_blocks:
+            num_blocks = self._room(cuda, torch_dtype, block_size)
+        self._num_blocks = num_blocks
+        # A graph pads its batch; what the padding writes goes to one block that nobody is given.
+        blocks = num_blocks + (cuda is not None)
+        self._pool = allocate_pool(self._shape, blocks, block_size, torch_dtype, self._device)
+        self._inputs = StepInputs(self._pool, self._windows)
+        self._graphs = self._capture(cuda)
 
     @property
     def shape(self) -> ModelShape:
@@ -80,7 +104,12 @@ class TorchModelRunner:
     @property
     def pool(self) -> torch.Tensor:
         """[blocks, layers, 2, kv_heads, block_size, head_dim], for moving blocks between workers."""
-        return self._pool
+        return self._pool[: self._num_blocks]
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the pool."""
+        return self._num_blocks
 
     def run(self, chunks: ReadOnly[Chunk]) -> list[ChunkResult]:
         """Compute one step; see ModelRunner.
@@ -92,8 +121,37 @@ class TorchModelRunner:
             return []
         self._check(chunks)
         with torch.inference_mode():
-            batch = self._batch(chunks)
-            return read_results(self._model.forward(batch, self._pool), chunks)
+            return read_results(self._logits(chunks), chunks)
+
+    def _logits(self, chunks: ReadOnly[Chunk]) -> torch.Tensor:
+        if self._graphs is not None and all(map(is_plain_decode, chunks)):
+            logits = self._graphs.logits(chunks)
+            if logits is not None:
+                return logits
+        return self._model.forward(self._inputs.lay_out(chunks, _logit_rows(chunks)), self._pool)
+
+    def _room(self, memory: DeviceMemory | None, dtype: torch.dtype, block_size: int) -> int:
+        if memory is None:
+            raise ValueError(
+                "num_blocks: only a CUDA device's memory can be measured; needs at least 1, is 0"
+            )
+        return measured_blocks(
+            self._model,
+            self._shape,
+            self._windows,
+            dtype,
+            self._device,
+            block_size,
+            memory.utilization,
+            memory.max_step_tokens,
+        )
+
+    def _capture(self, memory: DeviceMemory | None) -> DecodeGraphs | None:
+        if memory is None or not memory.graphs or not isinstance(self._model, DecoderModel):
+            return None  # what transformers' layers do, a graph may not be able to record
+        sizes = graph_sizes(memory.max_running)
+        with torch.inference_mode():
+            return DecodeGraphs(self._model, self._pool, self._windows, sizes, self._shape.max_context)
 
     def _check(self, chunks: ReadOnly[Chunk]) -> None:
         for index, chunk in enumerate(chunks):
@@ -118,33 +176,15 @@ class TorchModelRunner:
                     f"chunk {index}: penalties need {end} tokens of history, has {len(chunk.history)}"
                 )
 
-    def _batch(self, chunks: ReadOnly[Chunk]) -> ForwardBatch:
-        """Lay the chunks, each with its drafts, end to end."""
-        lengths = [len(chunk.token_ids) + len(chunk.drafts) for chunk in chunks]
-        ends = [chunk.start + length for chunk, length in zip(chunks, lengths, strict=True)]
-        tables = [chunk.block_table for chunk in chunks]
-        attention = attention_metadata(self._pool, tables, lengths, ends, self._windows)
-        positions = [torch.arange(chunk.start, end) for chunk, end in zip(chunks, ends, strict=True)]
-        slots = [
-            torch.tensor(table)[own // self._block_size] * self._block_size + own % self._block_size
-            for table, own in zip(tables, positions, strict=True)
-        ]
-        firsts = accumulate(lengths[:-1], initial=0)
-        rows = [
-            first + offset
-            for first, chunk in zip(firsts, chunks, strict=True)
-            for offset in logit_offsets(chunk)
-        ]
-        tokens = torch.tensor(
-            list(chain.from_iterable((*chunk.token_ids, *chunk.drafts) for chunk in chunks))
-        )
-        return ForwardBatch(
-            token_ids=tokens.to(self._device),
-            positions=torch.cat(positions).to(self._device),
-            slot_mapping=torch.cat(slots).to(self._device),
-            attention=attention,
-            logit_rows=torch.tensor(rows, dtype=torch.int64).to(self._device),
-        )
+
+def _logit_rows(chunks: ReadOnly[Chunk]) -> list[int]:
+    """Return the step's tokens, counted over all chunks and drafts, whose successor is asked for."""
+    firsts = accumulate((len(chunk.token_ids) + len(chunk.drafts) for chunk in chunks), initial=0)
+    return [
+        first + offset
+        for first, chunk in zip(firsts, chunks, strict=False)
+        for offset in logit_offsets(chunk)
+    ]
 
 
 def _device(name: str) -> torch.device:

@@ -49,7 +49,8 @@ def attention_plan(
     """
     if ("reference", window) not in metadata.plans:
         starts = itertools.accumulate(metadata.query_lengths, initial=0)
-        batch = zip(metadata.tables, starts, metadata.query_lengths, metadata.contexts, strict=False)
+        tables = metadata.block_tables.tolist()
+        batch = zip(tables, starts, metadata.query_lengths, metadata.contexts, strict=False)
         block_size = pool_layer.shape[3]
         spans = [_Span.of(*sequence, window, block_size) for sequence in batch]
         groups = _groups(_Layer(pool_layer, rows_per_block), window, spans)

@@ -95,7 +95,7 @@ def plain_outputs(target):
 @pytest.fixture(scope="module")
 def self_drafting(demo_gguf, target):
     """The demo model as its own draft model, in a pool of its own."""
-    drafter = make_drafter(options(demo_gguf, "draft", demo_gguf), target.shape)
+    drafter = make_drafter(options(demo_gguf, "draft", demo_gguf), target.shape, BLOCKS)
     assert isinstance(drafter, DraftModel)
     return drafter
 
@@ -127,7 +127,7 @@ def test_its_acceptance_does_not_drift_over_turns(target, self_drafting) -> None
 def test_a_random_draft_model_changes_nothing_but_the_time(
     demo_gguf, target, tiny, plain_outputs, temperature
 ) -> None:
-    drafter = make_drafter(options(demo_gguf, "draft", tiny), target.shape)
+    drafter = make_drafter(options(demo_gguf, "draft", tiny), target.shape, BLOCKS)
     bench, got = speculate(target, drafter, generations(PROMPT, temperature))
     assert got == plain_outputs[temperature]
     assert bench.accepted <= 0.1 * bench.drafted
@@ -135,7 +135,7 @@ def test_a_random_draft_model_changes_nothing_but_the_time(
 
 def test_ngrams_are_right_where_text_repeats(demo_gguf, target) -> None:
     """Fewer steps, the same tokens."""
-    drafter = make_drafter(options(demo_gguf, "ngram"), target.shape)
+    drafter = make_drafter(options(demo_gguf, "ngram"), target.shape, BLOCKS)
     assert isinstance(drafter, NgramDrafter)
     alone, speculated = generations(CODE, 0.0, 1, 24), generations(CODE, 0.0, 1, 24)
     wanted = plain(target, alone)
@@ -146,7 +146,7 @@ def test_ngrams_are_right_where_text_repeats(demo_gguf, target) -> None:
 
 
 def test_off_means_no_drafter(demo_gguf, target) -> None:
-    assert make_drafter(options(demo_gguf, "off"), target.shape) is None
+    assert make_drafter(options(demo_gguf, "off"), target.shape, BLOCKS) is None
 
 
 def test_the_vocabulary_is_read_from_both_kinds_of_files(demo_gguf, tiny) -> None:
@@ -171,9 +171,9 @@ def test_another_vocabulary_or_none_is_refused(demo_gguf, target, tmp_path, toke
     if tokenizer is not None:
         (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(ModelError, match=message):
-        make_drafter(options(demo_gguf, "draft", tmp_path), target.shape)
+        make_drafter(options(demo_gguf, "draft", tmp_path), target.shape, BLOCKS)
 
 
 def test_a_draft_model_that_is_not_there_is_refused(demo_gguf, target, tmp_path) -> None:
     with pytest.raises(ModelError, match="no such file"):
-        make_drafter(options(demo_gguf, "draft", tmp_path / "none"), target.shape)
+        make_drafter(options(demo_gguf, "draft", tmp_path / "none"), target.shape, BLOCKS)
