@@ -34,9 +34,10 @@ def test_a_float32_weight_is_applied_before_rounding_as_in_gemma(dtype):
 
 def test_add_rms_norm_is_the_sum_and_its_norm():
     x, residual, weight = torch.randn(4, 8), torch.randn(4, 8), torch.randn(8)
-    normed, total = add_rms_norm(x, residual, weight, 1e-5)
-    assert torch.equal(total, x + residual)
-    assert torch.equal(normed, rms_norm(x + residual, weight, 1e-5))
+    expected = x + residual
+    normed, total = add_rms_norm(x, residual, weight, 1e-5)  # may overwrite either
+    assert torch.equal(total, expected)
+    assert torch.equal(normed, rms_norm(expected, weight, 1e-5))
 
 
 def test_rotary_embedding_equals_transformers():

@@ -1,0 +1,259 @@
+// Paged attention: decode and prefill of a ragged batch by one algorithm.
+//
+// A piece of work is some queries of one sequence with the heads that share a KV head. It packs a tile of keys
+// once, for all of them, and keeps a running softmax per row (Milakov and Gimelshein 2018, arXiv 1805.02867).
+#include <omp.h>
+
+#include "attention_work.h"
+#include "parallel.h"
+
+namespace kvhive {
+namespace {
+
+// A thread's own memory, laid out in a scratch buffer.
+struct Scratch {
+  float *query, *out, *split_out, *keys, *values;
+  Softmax *rows, *split_rows;
+
+  static int64_t floats_for(const AttentionCall& call, int64_t rows) {
+    int64_t tile = TILE * call.width();
+    return aligned(rows * (call.head_dim + 2 * call.width() + 4)) + 2 * tile;
+  }
+  static int64_t aligned(int64_t count) { return (count + 15) / 16 * 16; }
+
+  Scratch(const AttentionCall& call, int64_t most_rows, float* memory) {
+    int64_t width = call.width();
+    keys = memory;
+    values = keys + TILE * width;
+    out = values + TILE * width;
+    split_out = out + most_rows * width;
+    query = split_out + most_rows * width;
+    rows = (Softmax*)(query + most_rows * call.head_dim);
+    split_rows = rows + most_rows;
+  }
+};
+
+// Sums of one split join those of the splits before it. A split that a row does not see changes no bit.
+void join(Softmax& row, float* out, const Softmax& split, const float* split_out, int64_t width) {
+  float largest = split.largest > row.largest ? split.largest : row.largest;
+  if (largest == NOTHING && split.sum == 0) return;  // not so where all its scores are NaN
+  float exponents[LANES] = {row.largest - largest, split.largest - largest};
+  floats factors = exp2_of_negative(load(exponents));
+  for (int64_t d = 0; d < width; d += LANES)
+    store(out + d, fma(load(split_out + d), broadcast(factors[1]), load(out + d) * broadcast(factors[0])));
+  row.sum = row.sum * factors[0] + split.sum * factors[1];
+  row.largest = largest;
+}
+
+template <typename T>
+class Attention {
+ public:
+  Attention(const AttentionCall& call, const void* query, const void* pool, void* out)
+      : call(call), query((const T*)query), pool((const T*)pool), out((T*)out) {}
+
+  // All that a piece sees: its result goes to `out`, or the sums of its split to `partial`.
+  void compute(const Piece& piece, Scratch scratch, float* partial_out, Softmax* partial_rows) {
+    int64_t width = call.width(), rows = piece.count * call.group();
+    Span span = span_of(call, piece);
+    take_queries(piece, scratch.query);
+    if (piece.split >= 0) {
+      span.begin = std::max(span.begin, piece.split * SPLIT);
+      span.end = std::min(span.end, (piece.split + 1) * SPLIT);
+      compute_split(piece, span, scratch, partial_out + piece.partial * width, partial_rows + piece.partial);
+      return;
+    }
+    clear(scratch.out, scratch.rows, rows);
+    for (int64_t begin = span.begin; begin < span.end;) {
+      int64_t end = std::min(span.end, (begin / SPLIT + 1) * SPLIT);
+      compute_split(piece, {begin, end}, scratch, scratch.split_out, scratch.split_rows);
+      for (int64_t r = 0; r < rows; r++)
+        join(scratch.rows[r], scratch.out + r * width, scratch.split_rows[r], scratch.split_out + r * width, width);
+      begin = end;
+    }
+    for (int64_t r = 0; r < rows; r++) write(piece, r, scratch.rows[r], scratch.out + r * width);
+  }
+
+  // The splits of a piece, computed before, become one row's result.
+  void join_splits(const Joined& joined, int64_t r, const float* partial_out, const Softmax* partial_rows) {
+    int64_t width = call.width(), rows = joined.piece.count * call.group();
+    float sums[MOST_HEAD_DIM] = {};
+    Softmax row{NOTHING, 0};
+    for (int64_t i = 0; i < joined.splits; i++) {
+      int64_t at = joined.partial + i * rows + r;
+      join(row, sums, partial_rows[at], partial_out + at * width, width);
+    }
+    write(joined.piece, r, row, sums);
+  }
+
+ private:
+  const AttentionCall& call;
+  const T *query, *pool;
+  T* out;
+
+  int64_t row_offset(const Piece& piece, int64_t r, int64_t stride) const {
+    int64_t token = call.query_starts[piece.sequence] + piece.first + r / call.group();
+    return token * stride + (piece.kv_head * call.group() + r % call.group()) * call.head_dim;
+  }
+
+  void clear(float* sums, Softmax* rows, int64_t count) const {
+    memset(sums, 0, count * call.width() * sizeof(float));
+    for (int64_t r = 0; r < count; r++) rows[r] = {NOTHING, 0};
+  }
+
+  // Scores come out in units of log2, or ready for the tanh of the soft cap.
+  void take_queries(const Piece& piece, float* to) const {
+    floats factor = broadcast(float(call.softcap > 0 ? call.scale / call.softcap : call.scale * LOG2_E));
+    for (int64_t r = 0; r < piece.count * call.group(); r++) {
+      const T* from = query + row_offset(piece, r, call.query_stride);
+      for (int64_t d = 0; d < call.head_dim; d += LANES) {
+        int count = lanes(d, call.head_dim);
+        store(to + r * call.head_dim + d, load(from + d, count) * factor, count);
+      }
+    }
+  }
+
+  void write(const Piece& piece, int64_t r, const Softmax& row, const float* sums) {
+    T* to = out + row_offset(piece, r, call.heads * call.head_dim);
+    floats factor = broadcast(1.0f / row.sum);
+    for (int64_t d = 0; d < call.head_dim; d += LANES)
+      store(to + d, load(sums + d) * factor, lanes(d, call.head_dim));
+  }
+
+  void compute_split(const Piece& piece, Span span, Scratch scratch, float* sums, Softmax* rows) {
+    clear(sums, rows, piece.count * call.group());
+    for (int64_t tile = span.begin / TILE * TILE; tile < span.end; tile += TILE) {
+      Visible readable{int(std::max(span.begin - tile, int64_t(0))), int(std::min(span.end - tile, int64_t(TILE)))};
+      compute_tile(piece, tile, readable, scratch, sums, rows);
+    }
+  }
+
+  void compute_tile(const Piece& piece, int64_t tile, Visible readable, Scratch scratch, float* sums,
+                    Softmax* rows) {
+    // What may not be read stands as zeros, which masked scores and weights make exactly nothing.
+    static const T nothing[MOST_HEAD_DIM] = {};
+    const T *keys[TILE], *values[TILE];
+    std::fill_n(keys, TILE, nothing);
+    locate(piece, tile, readable, keys, values);
+    pack_keys(keys, int(call.head_dim), scratch.keys);
+    int64_t count = piece.count * call.group(), width = call.width();
+    bool direct = width == call.head_dim && (sizeof(T) == sizeof(float) || count <= MOST_ROWS);
+    const float* packed[TILE];
+    if (!direct)
+      for (int t = readable.first; t < readable.last; t++) {
+        packed[t] = scratch.values + t * width;
+        for (int64_t d = 0; d < width; d += LANES)
+          store(scratch.values + t * width + d, load(values[t] + d, lanes(d, call.head_dim)));
+      }
+    for (int64_t r = 0; r < count;) {
+      int64_t left = count - r;
+      int step = left >= 9 || left == 6 ? 6 : left >= 7 ? 4 : left == 5 ? 3 : int(left);
+      Rows group{piece, tile, readable, r, scratch, sums, rows};
+      if (direct)
+        dispatch(step, group, values);
+      else
+        dispatch(step, group, packed);
+      r += step;
+    }
+  }
+
+  // Rows that go through the tile together.
+  struct Rows {
+    const Piece& piece;
+    int64_t tile;
+    Visible readable;
+    int64_t first;
+    const Scratch& scratch;
+    float* sums;
+    Softmax* rows;
+  };
+
+  template <typename V>
+  void dispatch(int step, const Rows& group, const V* const* values) const {
+    switch (step) {
+      case 6: return attend<6>(group, values);
+      case 4: return attend<4>(group, values);
+      case 3: return attend<3>(group, values);
+      case 2: return attend<2>(group, values);
+      default: return attend<1>(group, values);
+    }
+  }
+
+  template <int ROWS, typename V>
+  void attend(const Rows& group, const V* const* values) const {
+    float scores[ROWS * TILE], decay[ROWS];
+    Visible visible[ROWS], any{TILE, 0};
+    int64_t queries = call.query_starts[group.piece.sequence + 1] - call.query_starts[group.piece.sequence];
+    int64_t position = call.context_lengths[group.piece.sequence] - queries + group.piece.first;
+    for (int i = 0; i < ROWS; i++) {
+      int64_t own = position + (group.first + i) / call.group() - group.tile;
+      int64_t oldest = call.window ? own + 1 - call.window : 0;
+      visible[i].first = int(std::max<int64_t>(oldest, group.readable.first));
+      visible[i].last = int(std::min<int64_t>(own + 1, group.readable.last));
+      if (visible[i].first >= visible[i].last) continue;
+      any = {std::min(any.first, visible[i].first), std::max(any.last, visible[i].last)};
+    }
+    if (any.first >= any.last) return;
+    int head_dim = int(call.head_dim), width = int(call.width());
+    multiply_keys<ROWS>(group.scratch.query + group.first * head_dim, head_dim, group.scratch.keys, scores);
+    weigh<ROWS>(scores, visible, float(call.softcap), group.rows + group.first, decay);
+    add_values<ROWS>(scores, values, any.first, any.last, decay, group.sums + group.first * width, width);
+  }
+
+  // Where the keys and values of the readable positions begin, block by block.
+  void locate(const Piece& piece, int64_t tile, Visible readable, const T** keys, const T** values) const {
+    const int32_t* table = call.block_tables + piece.sequence * call.table_width;
+    int64_t plane = call.block_size * call.head_dim, value_offset = call.kv_heads * plane;
+    for (int t = readable.first; t < readable.last;) {
+      int64_t block = (tile + t) / call.block_size, inside = (tile + t) % call.block_size;
+      const T* key = pool + table[block] * call.block_stride + piece.kv_head * plane + inside * call.head_dim;
+      int last = int(std::min<int64_t>(readable.last, t + call.block_size - inside));
+      for (; t < last; t++, key += call.head_dim) {
+        keys[t] = key;
+        values[t] = key + value_offset;
+      }
+    }
+  }
+};
+
+template <typename T>
+void attend(const AttentionCall& call, const Work& work, const void* query, const void* pool, void* out,
+            float* scratch) {
+  Attention<T> attention(call, query, pool, out);
+  int64_t per_thread = Scratch::floats_for(call, work.rows);
+  float* partial_out = scratch + per_thread * work.threads;
+  Softmax* partial_rows = (Softmax*)(partial_out + work.partial_rows * call.width());
+  int64_t pieces = work.pieces.size(), joined = work.joined.size();
+#pragma omp parallel num_threads(work.threads)
+  {
+    Scratch memory(call, work.rows, scratch + omp_get_thread_num() * per_thread);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < pieces; i++) attention.compute(work.pieces[i], memory, partial_out, partial_rows);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < joined; i++)
+      for (int64_t r = 0; r < work.joined[i].piece.count * call.group(); r++)
+        attention.join_splits(work.joined[i], r, partial_out, partial_rows);
+  }
+}
+
+}  // namespace
+}  // namespace kvhive
+
+using namespace kvhive;
+
+// Cut the work once; every layer of a step uses it. The pointer is given back to kvhive_attention_forget.
+KVHIVE_EXPORT Work* kvhive_attention_divide(const AttentionCall* call) { return new Work(divide(*call)); }
+
+KVHIVE_EXPORT void kvhive_attention_forget(Work* work) { delete work; }
+
+// Floats of scratch that a call needs.
+KVHIVE_EXPORT int64_t kvhive_attention_scratch(const AttentionCall* call, const Work* work) {
+  return Scratch::floats_for(*call, work->rows) * work->threads + work->partial_rows * (call->width() + 2);
+}
+
+KVHIVE_EXPORT void kvhive_attention(const AttentionCall* call, const Work* work, const void* query,
+                                    const void* pool, void* out, float* scratch) {
+  if (call->dtype == FLOAT32)
+    attend<float>(*call, *work, query, pool, out, scratch);
+  else
+    attend<bf16>(*call, *work, query, pool, out, scratch);
+}

@@ -1,0 +1,113 @@
+"""Where built libraries are kept, so that a machine compiles them once.
+
+A library is code that will run here, so its directory and file must be the user's own and writable by nobody
+else. Names are hashes of everything a library depends on: what has the right name is right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from kvhive.kernels.native.compiler import COMPILE_SECONDS, BuildError
+
+KEPT = 4
+"""Libraries that stay: those of a few versions and environments that take turns on one machine."""
+
+_LOCK_POLL_SECONDS = 0.05
+
+
+def cache_directory() -> Path:
+    """Return the user's directory for them: $XDG_CACHE_HOME/kvhive or ~/.cache/kvhive."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvhive"
+
+
+@contextlib.contextmanager
+def cached_library(
+    fingerprint: str, build: Callable[[Path], None], directory: Path | None = None
+) -> Iterator[Path]:
+    """Give the path of the library of that fingerprint, built by `build(path)` if it is not there.
+
+    directory: cache_directory() unless given
+
+    Safe with several processes at once: one builds, the others wait. Where the directory cannot be written
+    the library is built into a temporary one that is gone afterwards, so load it inside the `with`. Raises
+    BuildError when the build fails, or when the directory or the file is not the user's own.
+    """
+    directory = cache_directory() if directory is None else directory
+    try:
+        with _locked(directory):
+            path = directory / f"native-{fingerprint}.so"
+            if not path.exists():
+                _build_whole(path, build)
+            _check_own(path)
+            os.utime(path)
+            _forget_oldest(directory)
+    except OSError:
+        temporary = Path(tempfile.mkdtemp(prefix="kvhive-native-"))
+        try:
+            build(path := temporary / "native.so")
+            yield path
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        return
+    yield path
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Hold the directory's lock, having made the directory. Raises BuildError if another holds it too long."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, exist_ok=True)
+    _check_own(directory)
+    lock = os.open(directory / "native.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        deadline = time.monotonic() + COMPILE_SECONDS
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            if time.monotonic() > deadline:
+                raise BuildError(
+                    f"{directory}: another process has held the lock for {COMPILE_SECONDS:.0f} s"
+                )
+            time.sleep(_LOCK_POLL_SECONDS)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _build_whole(path: Path, build: Callable[[Path], None]) -> None:
+    """Build beside the path and rename: what has the name is never half a library."""
+    unfinished = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        build(unfinished)
+        unfinished.chmod(0o700)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _check_own(path: Path) -> None:
+    """Raise BuildError if the file or directory is a link, somebody else's, or writable by others."""
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        raise BuildError(f"{path}: is a symbolic link")
+    if status.st_uid != os.geteuid():
+        raise BuildError(f"{path}: belongs to user {status.st_uid}, not to {os.geteuid()}")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise BuildError(f"{path}: others may write to it")
+
+
+def _forget_oldest(directory: Path) -> None:
+    """Keep the KEPT libraries that were used last. A process that has loaded one keeps its own copy."""
+    libraries = sorted(directory.glob("native-*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in libraries[KEPT:]:
+        path.unlink(missing_ok=True)

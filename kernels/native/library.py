@@ -1,0 +1,87 @@
+"""The C++ functions as Python calls: signatures, and the structures that both sides know.
+
+What each function does stands above it in the sources. Pointers are integers, from Tensor.data_ptr().
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_double, c_float, c_int, c_int64, c_uint32, c_void_p
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float64: 2}
+"""Their numbers in calls, as in parallel.h."""
+
+
+class AttentionCall(ctypes.Structure):
+    """Mirrors the struct of the same name in attention_work.h."""
+
+    _fields_: ClassVar[list[tuple[str, Any]]] = [
+        ("block_tables", c_void_p),
+        ("query_starts", c_void_p),
+        ("context_lengths", c_void_p),
+        ("sequences", c_int64),
+        ("table_width", c_int64),
+        ("block_size", c_int64),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("query_stride", c_int64),
+        ("block_stride", c_int64),
+        ("window", c_int64),
+        ("dtype", c_int64),
+        ("threads", c_int64),
+        ("scale", c_double),
+        ("softcap", c_double),
+    ]
+
+
+class Stream(ctypes.Structure):
+    """Mirrors the struct of the same name in sampling.cpp."""
+
+    _fields_: ClassVar[list[tuple[str, Any]]] = [
+        ("low", c_uint32),
+        ("high", c_uint32),
+        ("choice", c_uint32),
+        ("position", c_uint32),
+    ]
+
+
+_CALL = POINTER(AttentionCall)
+_N = c_int64
+_P = c_void_p
+
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "kvhive_rms_norm": (None, (_N, _N, _P, _P, _P, _P, _N, _N, _N, _N, _N, c_float, _N)),
+    "kvhive_silu_and_mul": (None, (_N, _P, _P, _N, _N, _N)),
+    "kvhive_gelu_tanh_and_mul": (None, (_N, _P, _P, _N, _N, _N)),
+    "kvhive_rotary": (None, (_N, _P, _P, _P, _P, _N, _N, _N, _N, _N)),
+    "kvhive_rotary_and_cache": (c_int, (_N, _P, _P, _P, _P, _N, _N, _N, _N, _P, _N, _N, _N, _N)),
+    "kvhive_reshape_and_cache": (c_int, (_N, _P, _P, _N, _N, _P, _N, _N, _N, _N, _P, _N, _N, _N)),
+    "kvhive_copy_blocks": (c_int, (_P, _P, _N, _P, _P, _N, _N, _N, _N)),
+    "kvhive_greedy": (None, (_N, _P, _P, _P, _N, _N, _N)),
+    "kvhive_gumbel_scratch": (_N, (_N, _N)),
+    "kvhive_gumbel_argmax": (None, (_N, _P, _P, _P, _P, _N, _N, _N)),
+    "kvhive_attention_divide": (_P, (_CALL,)),
+    "kvhive_attention_forget": (None, (_P,)),
+    "kvhive_attention_scratch": (_N, (_CALL, _P)),
+    "kvhive_attention": (None, (_CALL, _P, _P, _P, _P, _P)),
+}
+
+
+def load_library(path: Path) -> ctypes.CDLL:
+    """Load the library and say what its functions take. Raises OSError when it is not one of ours.
+
+    Load it after torch: both then use one OpenMP runtime, and one pool of threads.
+    """
+    library = ctypes.CDLL(str(path))
+    for name, (result, arguments) in _SIGNATURES.items():
+        try:
+            function = getattr(library, name)
+        except AttributeError as error:
+            raise OSError(f"{path}: has no {name}") from error
+        function.restype, function.argtypes = result, arguments
+    return library
