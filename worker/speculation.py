@@ -9,7 +9,7 @@ from kvhive.worker.model_path import resolve_model
 from kvhive.worker.model_runner import ModelShape
 from kvhive.worker.ngram_drafter import NgramDrafter
 from kvhive.worker.options import WorkerOptions, pool_blocks
-from kvhive.worker.torch_runner import TorchModelRunner
+from kvhive.worker.runner_loader import load_runner
 from kvhive.worker.vocabulary import check_same_vocabulary
 
 
@@ -28,7 +28,7 @@ def make_drafter(options: WorkerOptions, target: ModelShape, num_blocks: int) ->
         raise ModelError("workers.pool_tokens: must be set where speculation.mode is draft, to leave it room")
     path = resolve_model(speculation.draft_model)
     check_same_vocabulary(resolve_model(options.model_path), path)
-    runner = TorchModelRunner(
+    runner = load_runner(
         model_path=path,
         dtype=options.dtype,
         device=options.device,

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence as ReadOnly
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 
 import torch
 
-from kvhive.proto.errors import ModelError
 from kvhive.worker.decode_graphs import DecodeGraphs, graph_sizes, is_plain_decode
 from kvhive.worker.decoder import DecoderModel
+from kvhive.worker.decoder_config import DTYPES, DecoderConfig
+from kvhive.worker.forward_batch import LanguageModel
 from kvhive.worker.kv_cache import allocate_pool
-from kvhive.worker.model_config import DTYPES, read_model_config, resolve_dtype
-from kvhive.worker.model_loader import load_model
 from kvhive.worker.model_runner import Chunk, ChunkResult, ModelShape
 from kvhive.worker.pool_size import measured_blocks
 from kvhive.worker.sampler import counts_history, logit_offsets, read_results
 from kvhive.worker.step_inputs import StepInputs
+from kvhive.worker.transformers_config import TransformersConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,37 +36,31 @@ class TorchModelRunner:
 
     def __init__(
         self,
-        model_path: Path,
-        dtype: str = "auto",
-        device: str = "cpu",
-        num_blocks: int = 1024,
+        model: LanguageModel,
+        config: DecoderConfig | TransformersConfig,
+        dtype: str,
+        device: torch.device,
+        num_blocks: int,
         block_size: int = 16,
-        threads: int = 0,
         max_context: int = 0,
         memory: DeviceMemory | None = None,
     ) -> None:
-        """Load the model and allocate the pool.
+        """Allocate the pool for a model that is on the device.
 
-        model_path: what model_path.resolve_model returns
+        dtype: of the pool and of what the model was made with, a key of DTYPES
         num_blocks: blocks of the pool; 0 takes what `memory` says that the CUDA device has room for
-        threads: compute threads of this process, which is torch's own setting for all of it; 0 leaves it
         max_context: most tokens of a sequence; 0 or more than the model's limit means the model's limit
         memory: how a CUDA device is used; without it there are no CUDA graphs
 
-        Raises ModelError when the model cannot be loaded or the pool has no room.
+        Raises ModelError when the pool has no room.
         """
-        if threads:
-            torch.set_num_threads(threads)
-        config = read_model_config(model_path)
-        self._dtype = resolve_dtype(config, dtype, device)
-        self._device = _device(device)
-        torch_dtype = getattr(torch, self._dtype)
-        self._model = load_model(model_path, config, torch_dtype, self._device)
+        self._model, self._dtype, self._device = model, dtype, device
+        torch_dtype = getattr(torch, dtype)
         self._eos_token_ids = config.eos_token_ids
         self._windows = config.windows
         limit = min(max_context, config.max_context) if max_context else config.max_context
         self._shape = ModelShape(
-            config.vocab_size, limit, config.layers, config.kv_heads, config.head_dim, DTYPES[self._dtype]
+            config.vocab_size, limit, config.layers, config.kv_heads, config.head_dim, DTYPES[dtype]
         )
         cuda = memory if self._device.type == "cuda" else None
         if not num_blocks:
@@ -185,13 +178,3 @@ def _logit_rows(chunks: ReadOnly[Chunk]) -> list[int]:
         for first, chunk in zip(firsts, chunks, strict=False)
         for offset in logit_offsets(chunk)
     ]
-
-
-def _device(name: str) -> torch.device:
-    if name == "cpu":
-        return torch.device(name)
-    if not name.startswith("cuda"):
-        raise ModelError(f"device {name!r} is not supported; cpu and cuda are")
-    if not torch.cuda.is_available():
-        raise ModelError(f"device {name!r} was asked for, but torch {torch.__version__} sees no CUDA device")
-    return torch.device(name if ":" in name else f"{name}:{torch.cuda.current_device()}")

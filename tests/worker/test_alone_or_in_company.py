@@ -23,10 +23,10 @@ from kvhive.worker.draft_model import DraftModel
 from kvhive.worker.engine import Engine, EngineHooks, Output
 from kvhive.worker.kv_cache_manager import KvCacheManager
 from kvhive.worker.ngram_drafter import NgramDrafter
+from kvhive.worker.runner_loader import load_runner
 from kvhive.worker.scheduler import Scheduler, SchedulerLimits
 from kvhive.worker.sequence import SamplingParams, Sequence
 from kvhive.worker.speculative_runner import SpeculativeRunner
-from kvhive.worker.torch_runner import TorchModelRunner
 
 VOCABULARY = 300
 BLOCK = 16
@@ -79,14 +79,14 @@ class Company:
         def clock() -> float:
             return float(next(ticks))
 
-        runner = target = TorchModelRunner(model, num_blocks=blocks, block_size=BLOCK)
+        runner = target = load_runner(model, num_blocks=blocks, block_size=BLOCK)
         drafts_for: Callable[[Sequence], int] = lambda seq: 0  # noqa: E731
         if draft != "off":
             if draft == "ngram":
                 drafter = NgramDrafter(2, 4)
             else:
                 assert draft_model is not None
-                small = TorchModelRunner(draft_model, num_blocks=blocks, block_size=BLOCK)
+                small = load_runner(draft_model, num_blocks=blocks, block_size=BLOCK)
                 drafter = DraftModel(small, target.shape, blocks, BLOCK, 512)
             runner = SpeculativeRunner(target, drafter, clock)
             drafts_for = lambda seq: 3 if seq.sampling.speculate else 0  # noqa: E731

@@ -17,8 +17,8 @@ from kvhive.proto.errors import ModelError
 from kvhive.worker.decoder import DecoderModel
 from kvhive.worker.model_config import read_model_config
 from kvhive.worker.model_runner import Chunk
+from kvhive.worker.runner_loader import load_runner
 from kvhive.worker.sequence import SamplingParams
-from kvhive.worker.torch_runner import TorchModelRunner
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
 GEMMA3_LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
@@ -163,7 +163,7 @@ def test_the_runner_generates_what_transformers_does_past_the_window(tmp_path):
     """Through the runner's own batching: a window is not forgotten on the way."""
     model = tiny("Mistral", sliding_window=7)
     model.save_pretrained(tmp_path)
-    runner = TorchModelRunner(tmp_path, num_blocks=8, block_size=8)
+    runner = load_runner(tmp_path, num_blocks=8, block_size=8)
     tokens, greedy = text(33), SamplingParams(max_tokens=8)
     start = 0
     while len(tokens) < 41:

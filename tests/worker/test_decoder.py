@@ -12,8 +12,8 @@ from tiny_models import Paged, assert_all_ways_equal_transformers, own_logits, t
 
 from kvhive.proto.errors import ModelError
 from kvhive.worker.model_config import read_model_config
+from kvhive.worker.runner_loader import load_runner
 from kvhive.worker.tensor_manifest import safetensors_files
-from kvhive.worker.torch_runner import TorchModelRunner
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -130,7 +130,7 @@ def test_weights_that_do_not_fit_name_the_file_and_the_tensor(tmp_path):
         path = tmp_path / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | change))
         with pytest.raises(ModelError, match=message) as caught:
-            TorchModelRunner(tmp_path, num_blocks=2)
+            load_runner(tmp_path, num_blocks=2)
         assert str(tmp_path) in str(caught.value)
 
 
@@ -144,7 +144,7 @@ def test_damaged_safetensors_name_the_file(tmp_path):
         shutil.copytree(whole, copy)
         (copy / "model.safetensors").write_bytes(damage)
         with pytest.raises(ModelError, match=r"model\.safetensors"):
-            TorchModelRunner(copy, num_blocks=2)
+            load_runner(copy, num_blocks=2)
 
 
 def test_missing_shards_escaping_shards_and_pickles_are_refused(tmp_path):
@@ -176,13 +176,13 @@ def test_damaged_gguf_names_the_file(tmp_path, demo_gguf):
     for cut in cuts:
         path.write_bytes(data[:cut])
         with pytest.raises(ModelError, match=r"bad\.gguf"):
-            TorchModelRunner(path, num_blocks=2)
+            load_runner(path, num_blocks=2)
     rng = random.Random(0)
     for _ in range(150):  # a flipped byte of the header is an error of ours, or harmless; never another's
         damaged = bytearray(data)
         damaged[rng.randrange(4, 4000)] = rng.choice([0, 1, 0x7F, 0xFF])
         path.write_bytes(damaged)
         try:
-            TorchModelRunner(path, num_blocks=2)
+            load_runner(path, num_blocks=2)
         except ModelError as error:
             assert "bad.gguf" in str(error)

@@ -16,10 +16,10 @@ from kvhive.worker.draft_model import DraftModel
 from kvhive.worker.gguf_file import read_gguf
 from kvhive.worker.ngram_drafter import NgramDrafter
 from kvhive.worker.options import WorkerOptions
+from kvhive.worker.runner_loader import load_runner
 from kvhive.worker.sequence import SamplingParams
 from kvhive.worker.speculation import make_drafter
 from kvhive.worker.speculative_runner import SpeculativeRunner
-from kvhive.worker.torch_runner import TorchModelRunner
 from kvhive.worker.vocabulary import check_same_vocabulary, token_names
 
 BLOCKS = 128
@@ -37,7 +37,7 @@ CODE = [504, 2365, 282, 1297, 314, 338, 7, 28, 216, 33, 30] * 6
 
 @pytest.fixture(scope="module")
 def target(demo_gguf):
-    return TorchModelRunner(demo_gguf, num_blocks=BLOCKS, block_size=BLOCK_SIZE)
+    return load_runner(demo_gguf, num_blocks=BLOCKS, block_size=BLOCK_SIZE)
 
 
 @pytest.fixture(scope="module")

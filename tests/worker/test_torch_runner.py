@@ -10,8 +10,8 @@ import torch
 
 from kvhive.proto.errors import ModelError
 from kvhive.worker.model_runner import Chunk, ChunkResult
+from kvhive.worker.runner_loader import load_runner
 from kvhive.worker.sequence import SamplingParams
-from kvhive.worker.torch_runner import TorchModelRunner
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 256
@@ -70,7 +70,7 @@ def drive(runner, prompts, new_tokens, rng, chunk_limit=97, shared=None, free=No
 
 @pytest.fixture(scope="module")
 def runner(demo_gguf):
-    return TorchModelRunner(demo_gguf, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    return load_runner(demo_gguf, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +198,7 @@ def test_only_chunks_that_ask_get_a_token(runner, prompts):
 
 def test_the_limit_is_enforced_where_it_is_advertised(demo_gguf):
     """The last position is usable, the one after it is refused before anything is written."""
-    small = TorchModelRunner(demo_gguf, num_blocks=3, block_size=16, max_context=33)
+    small = load_runner(demo_gguf, num_blocks=3, block_size=16, max_context=33)
     assert small.shape.max_context == 33
     assert len(small.run([Chunk(list(range(33)), 0, [2, 0, 1], GREEDY)])[0].tokens) == 1
     before = small.pool.clone()
@@ -230,7 +230,7 @@ def test_says_what_it_is(runner):
 
 def test_bfloat16_runs_and_stays_close(demo_gguf, prompts, oracle):
     """Half precision is not compared token by token; its first choice agrees on most prompts."""
-    half = TorchModelRunner(demo_gguf, dtype="bfloat16", num_blocks=64)
+    half = load_runner(demo_gguf, dtype="bfloat16", num_blocks=64)
     assert half.pool.dtype == torch.bfloat16 and half.shape.bytes_per_element == 2
     first = [half.run([Chunk(prompt, 0, range(40), GREEDY)])[0] for prompt in prompts[2:8]]
     agree = [result.tokens[0] == tokens[0] for result, (tokens, _) in zip(first, oracle[2:8], strict=True)]
@@ -239,9 +239,9 @@ def test_bfloat16_runs_and_stays_close(demo_gguf, prompts, oracle):
 
 def test_an_impossible_pool_or_device_is_a_model_error(demo_gguf):
     with pytest.raises(ModelError, match=r"needs \d+ bytes .* lower workers.pool_tokens"):
-        TorchModelRunner(demo_gguf, num_blocks=10**9)
+        load_runner(demo_gguf, num_blocks=10**9)
     with pytest.raises(ModelError, match="tpu"):
-        TorchModelRunner(demo_gguf, device="tpu")
+        load_runner(demo_gguf, device="tpu")
     if not torch.cuda.is_available():
         with pytest.raises(ModelError, match="sees no CUDA device"):
-            TorchModelRunner(demo_gguf, device="cuda")
+            load_runner(demo_gguf, device="cuda")

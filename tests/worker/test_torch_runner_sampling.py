@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from kvhive.worker.model_runner import Chunk
+from kvhive.worker.runner_loader import load_runner
 from kvhive.worker.sequence import SamplingParams
-from kvhive.worker.torch_runner import TorchModelRunner
 
 BLOCKS = 64
 PROMPT_LENGTH = 53
@@ -39,7 +39,7 @@ showed photographs of the piers: two were sound, he said, and the third had shif
 
 @pytest.fixture(scope="module")
 def runner(demo_gguf):
-    return TorchModelRunner(demo_gguf, num_blocks=BLOCKS)
+    return load_runner(demo_gguf, num_blocks=BLOCKS)
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_drafts_right_wrong_and_half_right_give_the_same_tokens(runner, prompt, 
 
 
 def test_another_worker_gives_the_same_tokens(demo_gguf, runner, prompt, expected):
-    other = TorchModelRunner(demo_gguf, num_blocks=BLOCKS)
+    other = load_runner(demo_gguf, num_blocks=BLOCKS)
     for name, params in OPTIONS.items():
         assert generate(other, prompt, params, rng=random.Random(5))[0] == expected[name][0]
 

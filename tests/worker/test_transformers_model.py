@@ -15,8 +15,8 @@ from kvhive.worker.model_config import read_model_config
 from kvhive.worker.model_identity import model_identity
 from kvhive.worker.model_loader import load_model
 from kvhive.worker.model_runner import Chunk
+from kvhive.worker.runner_loader import load_runner
 from kvhive.worker.sequence import SamplingParams
-from kvhive.worker.torch_runner import TorchModelRunner
 from kvhive.worker.transformers_model import TransformersModel
 
 EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -55,7 +55,7 @@ def test_all_ways_of_computing_equal_transformers_own_attention(tmp_path, family
 def test_the_runner_generates_what_transformers_does_past_the_window(tmp_path):
     model = make("Starcoder2")
     model.save_pretrained(tmp_path)
-    runner = TorchModelRunner(tmp_path, num_blocks=8, block_size=8)
+    runner = load_runner(tmp_path, num_blocks=8, block_size=8)
     assert runner.eos_token_ids == {2, 7}
     tokens, start = text(33), 0
     while len(tokens) < 41:
@@ -67,7 +67,7 @@ def test_the_runner_generates_what_transformers_does_past_the_window(tmp_path):
 
 def test_a_step_that_asks_for_no_logits_gets_none(tmp_path):
     make("Olmo2").save_pretrained(tmp_path)
-    runner = TorchModelRunner(tmp_path, num_blocks=8, block_size=8)
+    runner = load_runner(tmp_path, num_blocks=8, block_size=8)
     assert runner.run([Chunk(text(9), 0, [0, 1], None)])[0].tokens == ()
 
 
@@ -108,7 +108,7 @@ def test_what_our_attention_cannot_compute_is_refused_by_name(tmp_path, family):
     changes, reason = REFUSED_ON_LOADING[family]
     save(tmp_path, family, **changes)
     with pytest.raises(ModelError, match=f"'{family}ForCausalLM' is not supported: .*({reason})"):
-        TorchModelRunner(tmp_path, num_blocks=2)
+        load_runner(tmp_path, num_blocks=2)
 
 
 REFUSED_ON_READING = {
@@ -153,13 +153,13 @@ def test_weights_that_do_not_fit_and_pickles_are_refused(tmp_path):
         model.save_pretrained(path)
         edit(path, change)
         with pytest.raises(ModelError, match=reason):
-            TorchModelRunner(path, num_blocks=2)
+            load_runner(path, num_blocks=2)
     path = tmp_path / "pickle"
     model.save_pretrained(path)
     (path / "model.safetensors").unlink()
     (path / "pytorch_model.bin").write_bytes(b"canary")
     with pytest.raises(ModelError, match="cannot load it"):
-        TorchModelRunner(path, num_blocks=2)
+        load_runner(path, num_blocks=2)
 
 
 def test_a_model_whose_attention_ignores_its_window_is_refused(tmp_path):
@@ -167,7 +167,7 @@ def test_a_model_whose_attention_ignores_its_window_is_refused(tmp_path):
     make("Olmo2").save_pretrained(tmp_path)
     edit(tmp_path, {"sliding_window": 12})
     with pytest.raises(ModelError, match="window of 12, but asks for None"):
-        TorchModelRunner(tmp_path, num_blocks=2)
+        load_runner(tmp_path, num_blocks=2)
 
 
 def test_whatever_changes_kv_changes_the_identity(tmp_path):

@@ -1,0 +1,49 @@
+"""From a model's files to a runner that computes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from kvhive.proto.errors import ModelError
+from kvhive.worker.model_config import read_model_config, resolve_dtype
+from kvhive.worker.model_loader import load_model
+from kvhive.worker.torch_runner import DeviceMemory, TorchModelRunner
+
+
+def load_runner(
+    model_path: Path,
+    dtype: str = "auto",
+    device: str = "cpu",
+    num_blocks: int = 1024,
+    block_size: int = 16,
+    threads: int = 0,
+    max_context: int = 0,
+    memory: DeviceMemory | None = None,
+) -> TorchModelRunner:
+    """Load the model onto the device and allocate its pool; the rest is TorchModelRunner's.
+
+    model_path: what model_path.resolve_model returns
+    threads: compute threads of this process, which is torch's own setting for all of it; 0 leaves it
+
+    Raises ModelError when the model cannot be loaded or the pool has no room.
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    config = read_model_config(model_path)
+    dtype = resolve_dtype(config, dtype, device)
+    place = torch_device(device)
+    model = load_model(model_path, config, getattr(torch, dtype), place)
+    return TorchModelRunner(model, config, dtype, place, num_blocks, block_size, max_context, memory)
+
+
+def torch_device(name: str) -> torch.device:
+    """Return the device that a name such as `cpu`, `cuda` or `cuda:1` stands for. Raises ModelError."""
+    if name == "cpu":
+        return torch.device(name)
+    if not name.startswith("cuda"):
+        raise ModelError(f"device {name!r} is not supported; cpu and cuda are")
+    if not torch.cuda.is_available():
+        raise ModelError(f"device {name!r} was asked for, but torch {torch.__version__} sees no CUDA device")
+    return torch.device(name if ":" in name else f"{name}:{torch.cuda.current_device()}")
