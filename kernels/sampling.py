@@ -4,8 +4,6 @@ In this order: bias, penalties and forbidden tokens change the logits (penalties
 them; filters keep a part of them (token_filters.py). The choice itself is Gumbel-max: argmax(logits /
 temperature + noise) over the kept tokens is a draw from their softmax. So a row's token is a function of its
 logits, options, history and (seed, choice, position), and of nothing else.
-
-One thread at a vocabulary of 49,152, per row in a batch: greedy COST_GREEDY, ...
 """
 
 from __future__ import annotations
