@@ -8,6 +8,7 @@ import signal
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis_fixtures import eventually
@@ -133,15 +134,25 @@ async def test_a_full_worker_passes_a_request_on_without_blame(
         prompt = list(range(40))
         home = (await rig.ask(prompt, 2)).usage.worker_id
         await rig.indexed()
-        streams = [asyncio.create_task(rig.ask([*prompt, i], 200)) for i in range(8)]
-        await eventually(lambda: rig.workers[home].engine.load.running == 8)
+        streams: list[asyncio.Task[Any]] = []
+
+        async def fill(*workers: Any) -> None:
+            """Policy may send some elsewhere: go on until these are full."""
+            while any(worker.engine.load.running < 8 for worker in workers):
+                streams.append(asyncio.create_task(rig.ask([*prompt, len(streams)], 400)))
+                await asyncio.sleep(0.02)
+
+        async with asyncio.timeout(20):
+            await fill(rig.workers[home])
         other = await rig.ask([*prompt, 99], 2)
         assert other.usage.worker_id != home and other.usage.failovers == 0
-        more = [asyncio.create_task(rig.ask([700 + i], 200)) for i in range(8)]
-        await eventually(lambda: all(w.engine.load.running == 8 for w in rig.workers.values()))
+        async with asyncio.timeout(20):
+            await fill(*rig.workers.values())
         with pytest.raises(Overloaded, match="requests are waiting, the limit is 0"):
             await rig.ask([5, 5])
-        assert all(answer.usage.completion_tokens == 200 for answer in await asyncio.gather(*streams, *more))
+        ended = await asyncio.gather(*streams, return_exceptions=True)
+        answers = [answer for answer in ended if not isinstance(answer, Overloaded)]
+        assert len(answers) >= 16 and all(answer.usage.completion_tokens == 400 for answer in answers)
         assert len(rig.registry.routable(time.monotonic())) == 2
 
 
