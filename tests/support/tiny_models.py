@@ -174,15 +174,17 @@ def quantise(model, kind, pack):
     return packed
 
 
-def write_gguf(path, model, quantization=None, packed=None):
+def write_gguf(path, model, quantization=None, packed=None, write_tokenizer=None):
     """Write a model the way llama.cpp's converter does.
 
-    quantization: the type of all matrices; packed: ready bytes and type by GGUF name
+    quantization: the type of all matrices; packed: ready bytes and type by GGUF name;
+    write_tokenizer: writes the keys of a real one with a GGUFWriter
     """
     config = model.config
     architecture = ARCHITECTURES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, architecture)
     _write_keys(writer, config, architecture)
+    (write_tokenizer or _placeholder_tokenizer(config))(writer)
     if (rope := getattr(config, "rope_parameters", {})).get("rope_type") == "llama3":
         base = rope["rope_theta"] ** -(torch.arange(0, config.head_dim, 2) / config.head_dim)
         writer.add_tensor("rope_freqs.weight", (base / model.model.rotary_emb.inv_freq).numpy())
@@ -223,10 +225,6 @@ def _write_keys(writer, config, architecture):
     writer.add_rope_freq_base(full["rope_theta"])
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    writer.add_eos_token_id(2)
-    writer.add_eot_token_id(7)
-    writer.add_token_list([f"token {i}" for i in range(config.vocab_size)])
-    writer.add_token_scores([0.0] * 5000)
     if architecture == "llama":
         writer.add_rope_dimension_count(head_dim)
     if full["rope_type"] in ("linear", "yarn"):
@@ -240,3 +238,13 @@ def _write_keys(writer, config, architecture):
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
     if getattr(config, "final_logit_softcapping", None):
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
+
+
+def _placeholder_tokenizer(config):
+    def write(writer):
+        writer.add_eos_token_id(2)
+        writer.add_eot_token_id(7)
+        writer.add_token_list([f"token {i}" for i in range(config.vocab_size)])
+        writer.add_token_scores([0.0] * 5000)
+
+    return write
