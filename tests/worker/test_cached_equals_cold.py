@@ -107,7 +107,8 @@ def conversation(engine: RealEngine, turns: int, seed: int) -> list[tuple[Sequen
     """Ask in turns, each the whole conversation so far; return every request and its answer."""
     history, done = text(seed, 20), []
     for turn in range(turns):
-        seq = request(f"turn {turn}", history, 2 * BLOCK - 3)
+        end = (len(history) + 20) // BLOCK * BLOCK + turn % 3  # at a block's border, and just behind it
+        seq = request(f"turn {turn}", history, end - len(history))
         (answer,) = engine.run(seq)
         done.append((seq, answer))
         history = [*history, *answer, *text(seed + turn, 5)]

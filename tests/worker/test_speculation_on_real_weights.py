@@ -80,7 +80,8 @@ def test_ten_turns_on_blocks_that_drafts_went_through_answer_as_cold_ones_withou
     scheduler = speculating.scheduler
     for turn in range(10):
         drafted, accepted = scheduler.drafted, scheduler.accepted
-        asked.append(request(f"turn {turn}", history, 17 + turn % 3))
+        end = (len(history) + 20) // BLOCK * BLOCK + turn % 3  # at a block's border, and just behind it
+        asked.append(request(f"turn {turn}", history, end - len(history)))
         answers += speculating.run(asked[-1])
         shares.append((scheduler.accepted - accepted) / (scheduler.drafted - drafted))
         if turn:
