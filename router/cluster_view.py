@@ -67,4 +67,6 @@ def _worker(view: WorkerView, mirror: KvIndexMirror, routable: bool) -> pb.Worke
         preemptions=load.preemptions,
         indexed_blocks=mirror.block_count(record.worker_id),
         routable=routable,
+        drafted_tokens=load.drafted_tokens,
+        accepted_tokens=load.accepted_tokens,
     )

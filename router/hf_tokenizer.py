@@ -34,7 +34,7 @@ def load_hf_tokenizer(directory: Path) -> TokenizerParts:
         raise ModelError(f"{directory}: has no tokenizer.json")
     try:
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # tokenizers raises bare Exception, whatever is wrong with the file
         raise ModelError(f"{file}: not a usable tokenizer: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -21,8 +21,8 @@ from redis.exceptions import RedisError, ResponseError
 from kvhive.proto.block_hash import BLOCK_KEY_BYTES, BlockKey
 from kvhive.proto.index_schema import KEYS_PER_BATCH, IndexKeys, WorkerRecord, parse_stream_id, stream_id
 from kvhive.proto.kv_events import EventBatch, RemovalCause, unpack_keys
+from kvhive.proto.retry import backoff_s, raise_if_cancelled
 from kvhive.router.kv_index_mirror import KvIndexMirror
-from kvhive.router.redis_connection import backoff_s, raise_if_cancelled
 from kvhive.router.worker_registry import WorkerRegistry
 
 log = logging.getLogger(__name__)

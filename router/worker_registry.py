@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from kvhive.proto.index_schema import IndexKeys, WorkerRecord, WorkerState
-from kvhive.router.redis_connection import backoff_s, raise_if_cancelled
+from kvhive.proto.retry import backoff_s, raise_if_cancelled
 
 log = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ _COLUMNS = (
     ("CACHED", "cached"),
     ("FREE", "free"),
     ("HIT", "hit"),
+    ("ACCEPT", "accept"),
     ("ADDRESS", "address"),
     ("EPOCH", "epoch"),
 )
@@ -43,9 +44,11 @@ def status_lines(document: dict[str, Any]) -> list[str]:
     """Return the table for people, as lines without control characters."""
     rows = [[title for title, _ in _COLUMNS]]
     for worker in document["workers"]:
-        queried = worker["prefix_query_tokens"]
-        hit = f"{100 * worker['prefix_hit_tokens'] / queried:.0f}%" if queried else "-"
-        values = {**worker, **worker["blocks"], "hit": hit}
+        shares = {
+            "hit": _share(worker["prefix_hit_tokens"], worker["prefix_query_tokens"]),
+            "accept": _share(worker["accepted_tokens"], worker["drafted_tokens"]),
+        }
+        values = {**worker, **worker["blocks"], **shares}
         if not worker["routable"] and worker["state"] == "serving":
             values["state"] = "cooling"
         rows.append([str(values[key]) for _, key in _COLUMNS])
@@ -60,6 +63,10 @@ def status_lines(document: dict[str, Any]) -> list[str]:
         "",
         *(line.rstrip() for line in table),
     ]
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.0f}%" if whole else "-"
 
 
 def _worker(worker: pb.WorkerInfo) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from redis.exceptions import NoScriptError, OutOfMemoryError, RedisError, Respon
 from kvhive.proto.block_hash import BlockKey
 from kvhive.proto.index_schema import KEYS_PER_BATCH, IndexKeys, LoadReport, WorkerRecord, WorkerState
 from kvhive.proto.kv_events import EventBatch, KvEvent
+from kvhive.proto.retry import backoff_s, raise_if_cancelled
 from kvhive.worker import index_scripts
 from kvhive.worker.event_delta import EventDelta
 from kvhive.worker.index_calls import Acknowledged, IndexCall, IndexCalls
@@ -31,7 +31,6 @@ log = logging.getLogger(__name__)
 
 PUBLISH_INTERVAL_S = 0.005
 """Least time between two batches, so that a fast engine does not cost Redis a script per step."""
-MAX_BACKOFF_S = 1.0
 STATE_TIMEOUT_S = 1.0
 """Longest `set_state` waits for Redis to have heard; the state is published later all the same."""
 CLOSE_TIMEOUT_S = 2.0
@@ -122,7 +121,7 @@ class KvEventPublisher:
         self._idle.clear()
         try:
             while not self._close_requested.is_set():
-                _raise_if_cancelled()
+                raise_if_cancelled()
                 try:
                     await self._advance()
                     self._recovered()
@@ -272,8 +271,7 @@ class KvEventPublisher:
             log.warning("index not writable worker_id=%s epoch=%d error=%r", self._id, self.epoch, error)
         if isinstance(error, ResponseError) and not isinstance(error, OutOfMemoryError):
             self._start_over(repr(error))  # a key of another type, or an id that was refused
-        longest = min(MAX_BACKOFF_S, 0.05 * 2.0 ** min(self._failures - 1, 10))
-        return longest * random.uniform(0.5, 1.0)
+        return backoff_s(self._failures)
 
     def _recovered(self) -> None:
         if self._failures:
@@ -299,10 +297,3 @@ class KvEventPublisher:
         # In this order: who adds events after the flag is down wakes us, who did before is seen as pending.
         self._wake.clear()
         self._wake_requested = False
-
-
-def _raise_if_cancelled() -> None:
-    """Python 3.11's wait_for, with which the Redis client sends, can swallow a cancellation: honour it."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError

@@ -245,7 +245,7 @@ class WorkerServer:
         assert self._engine is not None
         try:
             self._engine.run()
-        except Exception:  # the process's outermost edge: after this the pool's content is not known
+        except Exception:  # the thread's last line: whatever it was, the pool's content is not known now
             log.exception("engine failed, the worker gives up worker_id=%s", self._options.worker_id)
             assert self._service is not None
             self._service.state = WorkerState.STOPPED

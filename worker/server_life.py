@@ -54,7 +54,7 @@ class ServerLife:
         while not self._stopping.is_set():
             try:
                 self._try_to_serve()
-            except Exception as error:  # the process's outermost edge: logged, and shown by `status`
+            except Exception as error:  # the thread's last line, else `status` would say "starting" for ever
                 log.exception("cannot start")
                 self.failure = f"{type(error).__name__}: {error}"
             else:

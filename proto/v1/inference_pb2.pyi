@@ -226,7 +226,7 @@ class GetClusterResponse(_message.Message):
     def __init__(self, cluster: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., index: _Optional[_Union[IndexInfo, _Mapping]] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("id", "state", "epoch", "address", "device", "pid", "blocks", "running", "waiting", "queued_prefill_tokens", "prefix_query_tokens", "prefix_hit_tokens", "preemptions", "indexed_blocks", "routable")
+    __slots__ = ("id", "state", "epoch", "address", "device", "pid", "blocks", "running", "waiting", "queued_prefill_tokens", "prefix_query_tokens", "prefix_hit_tokens", "preemptions", "indexed_blocks", "routable", "drafted_tokens", "accepted_tokens")
     ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -242,6 +242,8 @@ class WorkerInfo(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     INDEXED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     ROUTABLE_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     id: str
     state: str
     epoch: int
@@ -257,7 +259,9 @@ class WorkerInfo(_message.Message):
     preemptions: int
     indexed_blocks: int
     routable: bool
-    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ..., address: _Optional[str] = ..., device: _Optional[str] = ..., pid: _Optional[int] = ..., blocks: _Optional[_Union[Blocks, _Mapping]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., prefix_query_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., indexed_blocks: _Optional[int] = ..., routable: _Optional[bool] = ...) -> None: ...
+    drafted_tokens: int
+    accepted_tokens: int
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ..., address: _Optional[str] = ..., device: _Optional[str] = ..., pid: _Optional[int] = ..., blocks: _Optional[_Union[Blocks, _Mapping]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., prefix_query_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., indexed_blocks: _Optional[int] = ..., routable: _Optional[bool] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
 
 class Blocks(_message.Message):
     __slots__ = ("total", "live", "cached", "free")

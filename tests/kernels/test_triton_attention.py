@@ -18,7 +18,9 @@ ROUNDING = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 MIXED = [(1, 1), (12, 12), (3, 50), (9, 70)]
 
 # What no query sees has no sum: the device computes NaN and throws it away, numpy warns.
-pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|divide by zero|All-NaN slice) encountered:RuntimeWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:(invalid value|divide by zero|All-NaN slice) encountered:RuntimeWarning"
+)
 
 
 class Case:

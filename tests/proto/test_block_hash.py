@@ -82,6 +82,18 @@ def test_concatenated_namespace_parts_never_alias() -> None:
     assert namespace_extras("", b"") == b""
 
 
+def test_model_cluster_salt_and_cache_salt_never_alias() -> None:
+    """What one names as the other, or split elsewhere, is another block; the same three are the same."""
+    values = ["", "a", "ab", "abc", "b", "bc", "c", "org1", "2345", "org12345", "é", "e\u0301", "\0", "a\0"]
+    first_blocks = {
+        hash_chain(root_hash(model.encode(), cluster.encode()), range(4), 4, namespace_extras(salt))[0]
+        for model, cluster, salt in itertools.product(values, repeat=3)
+    }
+    assert len(first_blocks) == len(values) ** 3
+    again = hash_chain(root_hash(b"org1", b"2345"), range(4), 4, namespace_extras("é"))[0]
+    assert again in first_blocks
+
+
 def test_an_unknown_extra_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown tag 'tenant'"):
         encode_extras({"tenant": b"x"})

@@ -62,6 +62,8 @@ async def test_a_worker_is_described_by_its_record_and_its_index(index_redis: Re
         preemptions=7,
         prefix_queries=9,
         prefix_hits=8,
+        drafted_tokens=10,
+        accepted_tokens=6,
     )
     await register(index_redis, record("w1", 42, address="10.0.0.1:7", device="cuda:0", pid=11, load=load))
     await seen.view.registry.poll()
@@ -82,6 +84,8 @@ async def test_a_worker_is_described_by_its_record_and_its_index(index_redis: Re
         preemptions=7,
         indexed_blocks=2,
         routable=True,
+        drafted_tokens=10,
+        accepted_tokens=6,
     )
 
 

@@ -1,5 +1,7 @@
 """`kvhive status`: the document that programs rely on, and the table for people."""
 
+import pytest
+
 from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.scripts.cluster_state import ClusterState
 from kvhive.scripts.status_report import status_document, status_lines
@@ -27,6 +29,20 @@ def test_the_table_is_plain_and_says_the_hit_rate() -> None:
     text = "\n".join(status_lines(status_document(STATE, answer())))
     assert "25%" in text and "serving" in text
     assert "\x1b" not in text
+
+
+@pytest.mark.parametrize(
+    ("drafted", "accepted", "shown"), [(0, 0, "-"), (800, 504, "63%"), (9, 0, "0%"), (7, 7, "100%")]
+)
+def test_the_table_says_how_many_drafts_were_accepted(drafted: int, accepted: int, shown: str) -> None:
+    """Nothing drafted is a dash, which is not the same as nothing accepted."""
+    cluster = answer()
+    cluster.workers[0].drafted_tokens, cluster.workers[0].accepted_tokens = drafted, accepted
+    document = status_document(STATE, cluster)
+    (worker,) = document["workers"]
+    assert (worker["drafted_tokens"], worker["accepted_tokens"]) == (drafted, accepted)
+    header, row = (line.split() for line in status_lines(document)[-2:])
+    assert row[header.index("ACCEPT")] == shown
 
 
 def test_a_worker_that_is_skipped_after_a_failure_is_shown_as_cooling() -> None:

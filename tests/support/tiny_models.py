@@ -135,16 +135,56 @@ def interleave(weight, heads):
     return per_head.swapaxes(1, 2).reshape(weight.shape)
 
 
-def write_gguf(path, model, quantization=None, packed=None):
+def heads_apart(weight, heads):
+    """The other way round."""
+    per_head = weight.reshape(heads, weight.shape[0] // heads // 2, 2, *weight.shape[1:])
+    return per_head.swapaxes(1, 2).reshape(weight.shape)
+
+
+def interleaved_heads(config, name):
+    """How many heads' rows the converter rearranges in a tensor; 0 where it leaves them."""
+    if ARCHITECTURES.get(config.model_type, config.model_type) != "llama":
+        return 0
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    return next((count for short, count in heads.items() if short in name), 0)
+
+
+def gguf_name(config, name):
+    """What the converter calls a tensor."""
+    names = GEMMA_NAMES if config.model_type.startswith("gemma") else GGUF_NAMES
+    (short,) = [new for old, new in names.items() if f"{old}." in name]
+    layer = f"blk.{name.split('.')[2]}." if ".layers." in name else ""
+    return f"{layer}{short}.{name.rsplit('.', 1)[1]}"
+
+
+def quantise(model, kind, pack):
+    """Pack every matrix, and give the model the weights that gguf's own code makes of the packed ones.
+
+    pack: makes blocks of such a type from values; returns those by GGUF name, for write_gguf.
+    """
+    packed = {}
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2:
+            values, heads = parameter.detach().numpy(), interleaved_heads(model.config, name)
+            raw = pack(numpy.ascontiguousarray(interleave(values, heads) if heads else values))
+            packed[gguf_name(model.config, name)] = (raw, kind)
+            plain = gguf.quants.dequantize(raw, kind).reshape(values.shape)
+            parameter.data = torch.from_numpy(heads_apart(plain, heads) if heads else plain.copy())
+            assert 0.01 < parameter.std() < 1
+    return packed
+
+
+def write_gguf(path, model, quantization=None, packed=None, write_tokenizer=None):
     """Write a model the way llama.cpp's converter does.
 
-    quantization: the type of all matrices; packed: ready bytes and type by GGUF name
+    quantization: the type of all matrices; packed: ready bytes and type by GGUF name;
+    write_tokenizer: writes the keys of a real one with a GGUFWriter
     """
     config = model.config
     architecture = ARCHITECTURES.get(config.model_type, config.model_type)
-    names = GEMMA_NAMES if architecture.startswith("gemma") else GGUF_NAMES
     writer = gguf.GGUFWriter(path, architecture)
     _write_keys(writer, config, architecture)
+    (write_tokenizer or _placeholder_tokenizer(config))(writer)
     if (rope := getattr(config, "rope_parameters", {})).get("rope_type") == "llama3":
         base = rope["rope_theta"] ** -(torch.arange(0, config.head_dim, 2) / config.head_dim)
         writer.add_tensor("rope_freqs.weight", (base / model.model.rotary_emb.inv_freq).numpy())
@@ -152,15 +192,11 @@ def write_gguf(path, model, quantization=None, packed=None):
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         values = tensor.float().numpy()
-        if architecture == "llama" and "q_proj" in name:
-            values = interleave(values, config.num_attention_heads)
-        if architecture == "llama" and "k_proj" in name:
-            values = interleave(values, config.num_key_value_heads)
+        if heads := interleaved_heads(config, name):
+            values = interleave(values, heads)
         if architecture.startswith("gemma") and name.endswith("norm.weight"):
             values = values + 1
-        (short,) = [new for old, new in names.items() if f"{old}." in name]
-        layer = f"blk.{name.split('.')[2]}." if ".layers." in name else ""
-        full = f"{layer}{short}.{name.rsplit('.', 1)[1]}"
+        full = gguf_name(config, name)
         values = numpy.ascontiguousarray(values)
         if packed and full in packed:
             writer.add_tensor(full, packed[full][0], raw_dtype=packed[full][1])
@@ -189,10 +225,6 @@ def _write_keys(writer, config, architecture):
     writer.add_rope_freq_base(full["rope_theta"])
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    writer.add_eos_token_id(2)
-    writer.add_eot_token_id(7)
-    writer.add_token_list([f"token {i}" for i in range(config.vocab_size)])
-    writer.add_token_scores([0.0] * 5000)
     if architecture == "llama":
         writer.add_rope_dimension_count(head_dim)
     if full["rope_type"] in ("linear", "yarn"):
@@ -206,3 +238,13 @@ def _write_keys(writer, config, architecture):
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
     if getattr(config, "final_logit_softcapping", None):
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
+
+
+def _placeholder_tokenizer(config):
+    def write(writer):
+        writer.add_eos_token_id(2)
+        writer.add_eot_token_id(7)
+        writer.add_token_list([f"token {i}" for i in range(config.vocab_size)])
+        writer.add_token_scores([0.0] * 5000)
+
+    return write

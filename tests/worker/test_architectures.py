@@ -11,7 +11,15 @@ import gguf
 import numpy
 import pytest
 import torch
-from tiny_models import Paged, assert_all_ways_equal_transformers, own_logits, text, tiny, write_gguf
+from tiny_models import (
+    Paged,
+    assert_all_ways_equal_transformers,
+    own_logits,
+    quantise,
+    text,
+    tiny,
+    write_gguf,
+)
 
 from kvhive.proto.errors import ModelError
 from kvhive.worker.decoder import DecoderModel
@@ -135,23 +143,23 @@ def blocks(kind, shape, rng):
     return raw.reshape(shape[0], -1)
 
 
+@pytest.mark.parametrize("family", ["Llama", "Qwen3"])
 @pytest.mark.parametrize("name", KINDS)
-def test_every_kind_of_quantisation_is_computed_as_it_is_dequantised(tmp_path, name):
-    """The oracle is a model of transformers' whose weights are what gguf's own code makes of the blocks."""
+def test_every_kind_of_quantisation_is_computed_as_it_is_dequantised(tmp_path, name, family):
+    """The oracle is a model of transformers' whose weights are what gguf's own code makes of the blocks.
+
+    Every matrix is quantised: embeddings and output too, and Llama's heads with their rows rearranged.
+    """
     kind = gguf.GGMLQuantizationType[name]
-    model = tiny("Qwen3", hidden_size=256, intermediate_size=256, head_dim=64, num_hidden_layers=2)
-    rng, packed = numpy.random.default_rng(0), {}
-    for index, layer in enumerate(model.model.layers):
-        for short, linear in (("ffn_gate", layer.mlp.gate_proj), ("ffn_down", layer.mlp.down_proj),
-                              ("attn_k", layer.self_attn.k_proj)):  # fmt: skip
-            values = linear.weight.detach().numpy()
-            if name in ("Q4_K", "Q6_K"):
-                raw = blocks(kind, values.shape, rng)
-            else:
-                raw = gguf.quants.quantize(values, kind)
-            packed[f"blk.{index}.{short}.weight"] = (raw, kind)
-            linear.weight.data = torch.from_numpy(gguf.quants.dequantize(raw, kind).reshape(values.shape))
-            assert 0.01 < linear.weight.std() < 1
+    model = tiny(family, hidden_size=256, intermediate_size=256, head_dim=64, num_hidden_layers=2)
+    rng = numpy.random.default_rng(0)
+
+    def pack(values):
+        made_up = name in ("Q4_K", "Q6_K")
+        return blocks(kind, values.shape, rng) if made_up else gguf.quants.quantize(values, kind)
+
+    packed = quantise(model, kind, pack)
+    assert len(packed) == 2 + 2 * 7
     path = write_gguf(tmp_path / "model.gguf", model, packed=packed)
     tokens = text(30)
     torch.testing.assert_close(

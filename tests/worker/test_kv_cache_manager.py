@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from engine_rig import Rig
 
+from kvhive.proto.errors import InvalidRequest
+
 
 def test_a_second_prompt_reuses_the_full_shared_blocks_only() -> None:
     """|P| = 2.5 blocks, so exactly 2 are shared and nothing of the tail leaks."""
@@ -59,7 +61,7 @@ def test_a_hash_is_registered_only_after_its_kv_is_written() -> None:
 
 
 def test_identical_prompts_in_one_batch_end_up_on_one_copy() -> None:
-    """Six at once, three cancelled, no garbage left under any hash."""
+    """Six at once, three cancelled, no garbage left under any hash, also when the pool is then filled."""
     rig = Rig(blocks=64, budget=64)
     seqs = [rig.submit(f"r{i}", range(12), max_tokens=8) for i in range(6)]
     rig.run(steps=2)
@@ -70,6 +72,13 @@ def test_identical_prompts_in_one_batch_end_up_on_one_copy() -> None:
     rig.submit("again", range(12))
     rig.run()
     assert rig.cached("again") == 8
+    for i in range(10):
+        rig.submit(f"other{i}", range(100 * i, 100 * i + 30), max_tokens=2)
+    rig.run()
+    rig.submit("evicted", range(12), max_tokens=8)
+    rig.run()
+    assert rig.cached("evicted") == 0
+    assert rig.tokens("evicted") == rig.expected("evicted", 8)
 
 
 def test_generated_blocks_are_reused_by_the_next_turn() -> None:
@@ -100,3 +109,74 @@ def test_two_prompts_that_evict_each_other_never_claim_what_is_gone() -> None:
             rig.submit(f"{name}{round_}", range(base, base + 32), max_tokens=2)
             rig.run()
             assert rig.cached(f"{name}{round_}") <= 4  # what the other had to leave: at most one block
+
+
+def test_a_long_prefix_survives_prompts_shorter_than_a_block() -> None:
+    """60 of them, alone and eight at once, in a pool of 40: they take turns on the blocks nobody can hit."""
+    rig = Rig(blocks=40)
+    prefix = range(500, 533)
+    rig.submit("warm", prefix, max_tokens=1)
+    rig.run()
+    for i in range(60):
+        rig.submit(f"short{i}", [i, 1], max_tokens=2)
+        if i % 2:
+            rig.run()
+    for i in range(60, 68):
+        rig.submit(f"short{i}", [i, 1], max_tokens=2)
+    rig.run()
+    rig.submit("again", prefix)
+    rig.run()
+    assert rig.cached("again") == 32
+
+
+def test_one_block_too_few_costs_a_prefix_its_last_block_and_no_more() -> None:
+    """A pool of one request and nothing else, 20 times: the blocks before the evicted one all hit."""
+    rig = Rig(blocks=7)
+    prefix = range(500, 525)
+    rig.submit("warm", prefix, max_tokens=2)
+    rig.run()
+    for i in range(20):
+        rig.submit(f"fits{i}", [i, 2], max_tokens=2)
+        rig.run()
+        rig.submit(f"whole{i}", prefix, max_tokens=2)
+        rig.run()
+        assert rig.cached(f"whole{i}") == 24, "the seventh block was enough"
+        rig.submit(f"needs two{i}", [i, 1, 2, 3, 4], max_tokens=1)
+        rig.run()
+        rig.submit(f"cut{i}", prefix, max_tokens=2)
+        rig.run()
+        assert rig.cached(f"cut{i}") == 20
+
+
+def test_two_hundred_requests_of_every_end_leave_the_pool_as_it_was() -> None:
+    """Finished, stopped, cancelled, failed, refused, n of 2: nothing is live, and the next one is served."""
+    rig = Rig(blocks=24, max_waiting=400)
+    for i in range(200):
+        tokens = [i, *range(i % 7 + 1)]
+        rig.prompts["probe"] = tokens
+        match i % 6:
+            case 0:
+                rig.submit(f"r{i}", tokens, max_tokens=5)
+            case 1:
+                rig.submit(f"r{i}", tokens, max_tokens=9, stop=rig.expected("probe", 3)[2:])
+            case 2:
+                rig.submit(f"r{i}", tokens, max_tokens=50)
+            case 3:
+                rig.submit(f"r{i}", [*tokens, rig.runner.POISON])
+            case 4:
+                rig.submit(f"r{i}", tokens, max_tokens=500)
+            case 5:
+                rig.choices(f"r{i}", tokens, n=2, max_tokens=6)
+        rig.run(steps=i % 3)
+        if i % 6 == 2:
+            rig.engine.cancel(f"r{i}")
+    rig.run()
+    ends = {seq.finish_reason.name for seq in rig.sequences.values() if seq.finish_reason}
+    assert ends == {"LENGTH", "STOP", "CANCELLED", "FAILED"}
+    assert sum(isinstance(outputs[-1].error, InvalidRequest) for outputs in rig.outputs.values()) == 33
+    usage = rig.pool.usage()
+    assert (usage.live, usage.free + usage.cached) == (0, 24)
+    assert rig.engine.load.accounting_errors == 0
+    rig.submit("next", range(700, 790), max_tokens=6)
+    rig.run()
+    assert rig.tokens("next") == rig.expected("next", 6)
