@@ -1,4 +1,4 @@
-"""The command line: `kvhive up | down | status | generate | chat | version`.
+"""The command line: `kvhive up | down | status | generate | chat | bench | version`.
 
 Each command finds its cluster by the state that `up` wrote. Errors are one line on stderr and exit status
 1; wrong usage is 2. What only one command needs (ray, torch, grpc) is imported in that command.
@@ -11,6 +11,7 @@ import os
 import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -152,6 +153,46 @@ def chat(name: str | None, as_json: bool, flags: SamplingFlags, system: str, mes
         completion.run(state, completion.chat_request(turns, flags), as_json)
     else:
         completion.converse(state, system, flags)
+
+
+@cli.group()
+def bench() -> None:
+    """Measure."""
+
+
+@bench.command("engine")
+@cluster_option
+@click.option("--url", "urls", multiple=True, metavar="[NAME=]URL", help="An OpenAI-compatible server, too.")
+@click.option("--only-urls", is_flag=True, help="Leave the cluster out.")
+@click.option("--workload", "workloads", default="a,b,c,d", show_default=True, help="Which to send.")
+@click.option("--runs", type=click.IntRange(1, 100), default=3, show_default=True, help="Times each.")
+@click.option("--model", default="", help="The model to ask for; by default the first that a server names.")
+@click.option("--seed", default="", help="Same seed, same prompts; by default a new one, which is printed.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(1, 86_400),
+    default=600.0,
+    show_default=True,
+    help="Seconds that one request may take.",
+)
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="All raw numbers.")
+@click.option(
+    "--png", "png_file", type=click.Path(dir_okay=False, path_type=Path), help="Bars of the ratios."
+)
+def bench_engine(name: str | None, urls: tuple[str, ...], only_urls: bool, **options: Any) -> int:
+    """Send the same prompts to the cluster and to other servers, in turn, and compare.
+
+    (a) a shared prefix of 1024 tokens, (b) decoding, (c) prompts of 2048 tokens, (d) one stream at a time.
+    The exit status is 1 when any request failed.
+    """
+    from kvhive.scripts import bench_engine as command
+
+    ours = None if only_urls else _folder(name).require().http
+    addresses = command.parse_addresses(ours, urls)
+    plan = command.parse_plan(options["workloads"], options["runs"], options["seed"], options["timeout_s"])
+    outputs = command.Outputs(options["json_file"], options["png_file"])
+    return command.run(addresses, options["model"], plan, outputs)
 
 
 @cli.command()
