@@ -138,7 +138,7 @@ class CompletionExchange(Response):
         try:
             async for event in events:
                 match event:
-                    case Delta(text, _, index) if text or event.logprobs:
+                    case Delta(text, ids, index) if text or event.logprobs or (ids and shape.every_token):
                         entries = logprob_entries(event, self._frontend.token_piece)
                         await _write(send, sse_event(shape.news(index, text, entries) | extra))
                     case Finished(reason, usage, index):

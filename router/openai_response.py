@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from starlette.responses import JSONResponse
 
@@ -32,6 +32,9 @@ class WholeChoice:
 class AnswerShape(Protocol):
     """One answer in one dialect. `logprobs` are the entries of `openai_logprobs.logprob_entries`."""
 
+    every_token: ClassVar[bool]
+    """Whether a stream has a piece for tokens without text, too: half a character, a special token."""
+
     def opening(self, index: int) -> dict[str, Any] | None:
         """Return the piece of a stream that comes before a choice's first news, if there is one."""
         ...
@@ -57,6 +60,7 @@ class AnswerShape(Protocol):
 class ChatShape:
     """What all pieces of one chat completion share. See AnswerShape."""
 
+    every_token: ClassVar[bool] = False
     request_id: str
     model: str
     created: int

@@ -7,7 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from kvhive.router.frontend import FinishReason, Usage
 from kvhive.router.openai_response import WholeChoice, usage_body
@@ -31,6 +31,8 @@ class TextOffsets:
 class TextShape:
     """What all pieces of one text completion share. See AnswerShape."""
 
+    every_token: ClassVar[bool] = True
+    """Who asks for plain completions may be measuring: when a token came is news."""
     request_id: str
     model: str
     created: int

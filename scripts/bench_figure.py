@@ -29,13 +29,15 @@ def draw(path: Path, ratios: Summary, first: str, others: Sequence[str]) -> None
     width = 0.8 / len(others)
     for axes, (metric, title) in zip(panels, _PANELS, strict=True):
         for place, other in enumerate(others):
-            heights = [targets[other][metric] or 0.0 for targets in ratios.values()]
-            left = [group + (place - (len(others) - 1) / 2) * width for group in range(len(heights))]
-            bars = axes.bar(left, heights, width, label=other)
-            axes.bar_label(bars, fmt="%.2f", fontsize=7)
+            values = [targets[other][metric] for targets in ratios.values()]
+            left = [group + (place - (len(others) - 1) / 2) * width for group in range(len(values))]
+            bars = axes.bar(left, [value or 0.0 for value in values], width, label=other)
+            labels = ["-" if value is None else f"{value:.2f}" for value in values]
+            axes.bar_label(bars, labels, fontsize=7)
         axes.axhline(1.0, color="black", linewidth=0.8)
         axes.set_xticks(range(len(ratios)), list(ratios))
         axes.set_title(title)
     panels[0].set_ylabel(f"{first} beside the others (above 1: better)")
-    panels[0].legend(fontsize=8)
+    handles, names = panels[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside right upper", fontsize=8)
     figure.savefig(path, format="png", dpi=150)

@@ -180,6 +180,11 @@ async def test_the_official_client_streams(openai_client: openai.AsyncOpenAI) ->
     assert chunks[-1].choices == [] and chunks[-1].usage and chunks[-1].usage.completion_tokens == 4
 
 
+async def test_a_token_without_text_is_a_piece_of_its_own(http: httpx.AsyncClient) -> None:
+    pieces = events((await post(http, "say a b", stream=True)).text)[:-1]
+    assert [piece["choices"][0]["text"] for piece in pieces] == ["a", "", "b", "", ""]
+
+
 async def test_an_error_in_one_stream_ends_all(frontend: ScriptedFrontend, http: httpx.AsyncClient) -> None:
     response = await post(http, ["hang a", "break b"], stream=True)
     assert events(response.text)[-1]["error"]["message"] == "the worker was lost"
