@@ -69,6 +69,7 @@ class Engine:
         self._wake = threading.Condition()
         self._stopping = False
         self._refused: list[Output] = []
+        self._untold: list[Progress] | None = None
         self._load = LoadReport()
         self._victim_used_at: float | None = None
         self._leaks = 0
@@ -108,11 +109,17 @@ class Engine:
         self.abandon(Unavailable("the worker is stopping"))
 
     def step(self) -> None:
-        """Do one step: take in what was posted, schedule, run, commit, tell."""
+        """Do one step: take in what was posted, schedule, run, commit, tell.
+
+        On a device that computes by itself, a step is told while the next one runs; the last one at once.
+        """
         self._take_in()
         plan = self._scheduler.schedule()
         progress = self._scheduler.commit(plan, self._run(plan)) if plan else []
-        self._tell(progress)
+        self._tell_rest()  # where nothing was launched meanwhile
+        self._untold = progress
+        if not self._runner.overlaps or self._scheduler.idle:
+            self._tell_rest()
 
     def calibrate(self, token_counts: Iterable[int]) -> None:
         """Measure the step time of prefills and decodes before serving, in blocks that hold nothing yet.
@@ -129,6 +136,7 @@ class Engine:
 
     def abandon(self, error: KvhiveError) -> None:
         """Give every request inside `error`. Told first: the pool may be what is broken."""
+        self._tell_rest()
         refused, self._refused = self._refused, []
         self._hooks.deliver(refused + [Output(request_id, error=error) for request_id in self._sequences])
         sequences, self._sequences = self._sequences, {}
@@ -173,7 +181,9 @@ class Engine:
 
     def _timed_run(self, chunks: list[Chunk]) -> list[ChunkResult]:
         started = self._clock()
-        results = self._runner.run(chunks)
+        wait = self._runner.launch(chunks)
+        self._tell_rest()
+        results = wait()
         tokens = pairs = 0
         for chunk, result in zip(chunks, results, strict=True):
             count = len(chunk.token_ids)
@@ -182,10 +192,17 @@ class Engine:
         self.step_time.observe(tokens, pairs, max(self._clock() - started, 1e-9))
         return results
 
+    def _tell_rest(self) -> None:
+        progress, self._untold = self._untold, None
+        if progress is not None:
+            self._tell(progress)
+
     def _tell(self, progress: list[Progress]) -> None:
         outputs, self._refused = self._refused, []
         for item in progress:
             seq = item.seq
+            if seq.finish_reason is FinishReason.CANCELLED:
+                continue  # since the step that is told of
             if item.tokens or item.prompt_logprobs:
                 outputs.append(
                     Output(

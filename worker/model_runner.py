@@ -6,6 +6,7 @@ pretends, on a cost model. Scheduler, pool and engine know only this file, and i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as ReadOnly
 from dataclasses import dataclass
 from typing import Protocol
@@ -84,9 +85,9 @@ class ModelShape:
 class ModelRunner(Protocol):
     """Writes the KV of each chunk into the pool and samples where asked.
 
-    `run` is called from one thread, one step at a time, and returns one result per chunk, in order. When it
-    returns, the KV of every chunk is written, and that of every accepted draft. Whatever it raises ends the
-    engine: the pool's content is not known any more.
+    Called from one thread, one step at a time; a step returns one result per chunk, in order. When it has,
+    the KV of every chunk is written, and that of every accepted draft. Whatever it raises ends the engine:
+    the pool's content is not known any more.
 
     Sampling is a function of (logits, options, history, seed, choice, position) alone. So a draft is
     accepted exactly when it is the token that would have been sampled, and speculation changes nothing.
@@ -102,6 +103,15 @@ class ModelRunner(Protocol):
         """Name of the device for people, such as `cpu` or `cuda:0 NVIDIA H200`."""
         ...
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether the host is free between `launch` and the end of the step."""
+        ...
+
+    def launch(self, chunks: ReadOnly[Chunk]) -> Callable[[], list[ChunkResult]]:
+        """Begin one step, and return what waits for its end. Nothing else is asked of it until then."""
+        ...
+
     def run(self, chunks: ReadOnly[Chunk]) -> list[ChunkResult]:
-        """Compute one step."""
+        """Compute one step: launch, and wait."""
         ...

@@ -25,6 +25,7 @@ class SimulatedRunner:
     """
 
     device = "simulated"
+    overlaps = False
     POISON = 999
     """A token after which the logits are not finite."""
 
@@ -59,6 +60,10 @@ class SimulatedRunner:
             pairs += len(written) * (chunk.start + len(written))
         self._on_step(tokens, pairs)
         return [self._answer(chunk) for chunk in chunks]
+
+    def launch(self, chunks: ReadOnly[Chunk]) -> Callable[[], list[ChunkResult]]:
+        """Put all of the step off to its end."""
+        return lambda: self.run(chunks)
 
     def next_token(
         self, tokens: ReadOnly[int], sampling: SamplingParams | None = None, prompt_tokens: int = 0

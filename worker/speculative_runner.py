@@ -53,6 +53,13 @@ class SpeculativeRunner:
         """What a step and its drafts have cost lately."""
         return self._costs.current
 
+    overlaps = False
+    """The next guess needs this step's tokens."""
+
+    def launch(self, chunks: ReadOnly[Chunk]) -> Callable[[], list[ChunkResult]]:
+        """Put all of the step off to its end."""
+        return lambda: self.run(chunks)
+
     def run(self, chunks: ReadOnly[Chunk]) -> list[ChunkResult]:
         """Draft, then compute and verify one step; see ModelRunner."""
         began = self._clock()

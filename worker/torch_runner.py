@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as ReadOnly
 from dataclasses import dataclass
 from itertools import accumulate
@@ -104,17 +105,32 @@ class TorchModelRunner:
         """Blocks of the pool."""
         return self._num_blocks
 
-    def run(self, chunks: ReadOnly[Chunk]) -> list[ChunkResult]:
-        """Compute one step; see ModelRunner.
+    @property
+    def overlaps(self) -> bool:
+        """Whether the device computes by itself: CUDA does."""
+        return str(self._device.type) == "cuda"
+
+    def launch(self, chunks: ReadOnly[Chunk]) -> Callable[[], list[ChunkResult]]:
+        """Begin one step; see ModelRunner.
 
         Raises ValueError when a chunk breaks the contract (empty, a token outside the vocabulary, beyond
         max_context, blocks missing or outside the pool), before anything is written.
         """
         if not chunks:
-            return []
+            return list
         self._check(chunks)
         with torch.inference_mode():
-            return read_results(self._logits(chunks), chunks)
+            logits = self._logits(chunks)
+        return lambda: self._results(logits, chunks)
+
+    def run(self, chunks: ReadOnly[Chunk]) -> list[ChunkResult]:
+        """Compute one step, with launch's errors."""
+        return self.launch(chunks)()
+
+    @staticmethod
+    def _results(logits: torch.Tensor, chunks: ReadOnly[Chunk]) -> list[ChunkResult]:
+        with torch.inference_mode():
+            return read_results(logits, chunks)
 
     def _logits(self, chunks: ReadOnly[Chunk]) -> torch.Tensor:
         if self._graphs is not None and all(map(is_plain_decode, chunks)):
