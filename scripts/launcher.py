@@ -49,6 +49,7 @@ class Start:
     model: Path
     model_config: ModelConfig
     device: str = "cpu"
+    dtype: str = "float32"
 
     @property
     def runtime_dir(self) -> Path:
@@ -153,10 +154,12 @@ def _start_workers(start: Start) -> None:
     state, workers = start.state, worker_fleet.worker_ids(start.config.workers.count)
     assert state.ray is not None
     start.device = worker_fleet.choose_device(start.config, may_grow=not state.ray.owned)
+    start.dtype = resolve_dtype(start.model_config, start.config.model.dtype, start.device)
     fleet = worker_fleet.Fleet(
         config=start.config,
         workers=workers,
         device=start.device,
+        dtype=start.dtype,
         model_path=str(start.model),
         model_name=start.model_name,
         redis_url=state.redis_url,
@@ -174,7 +177,6 @@ def _start_workers(start: Start) -> None:
 def _start_router(start: Start) -> None:
     start.report("router", "starting")
     config, state = start.config, start.state
-    dtype = resolve_dtype(start.model_config, config.model.dtype, start.device)
     limit = start.model_config.max_context
     spec = RouterSpec(
         config=to_mapping(config),
@@ -182,7 +184,7 @@ def _start_router(start: Start) -> None:
         cluster_token=state.cluster_token,
         model_path=str(start.model),
         model_name=start.model_name,
-        model_identity=model_identity(start.model, dtype, config.workers.block_size).hex(),
+        model_identity=model_identity(start.model, start.dtype, config.workers.block_size).hex(),
         max_context=min(config.model.max_context or limit, limit),
         vocab_size=start.model_config.vocab_size,
         ready_file=str(start.runtime_dir / "ready.json"),

@@ -48,6 +48,8 @@ class Fleet:
     config: ClusterConfig
     workers: tuple[str, ...]
     device: str
+    dtype: str
+    """Resolved once, so that all workers' blocks are alike whatever their CPUs."""
     model_path: str
     model_name: str
     redis_url: str = field(repr=False)
@@ -64,7 +66,7 @@ class Fleet:
             cluster=config.cluster,
             model_path=self.model_path,
             model_name=self.model_name,
-            dtype=config.model.dtype,
+            dtype=self.dtype,
             device=self.device,
             block_size=workers.block_size,
             pool_tokens=workers.pool_tokens,

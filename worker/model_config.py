@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from kvhive.worker.config_json import architecture, read_json
+from kvhive.worker.cpu_features import has_bfloat16
 from kvhive.worker.decoder_config import DTYPES, DecoderConfig
 from kvhive.worker.decoder_config_gguf import config_from_gguf
 from kvhive.worker.decoder_config_hf import FAMILIES, decoder_config_from_json
@@ -36,12 +37,14 @@ def _from_directory(path: Path) -> ModelConfig:
 
 
 def resolve_dtype(config: ModelConfig, dtype: str, device: str) -> str:
-    """Return the dtype that `auto` means on a device: the checkpoint's on CUDA, float32 on the CPU.
+    """Return the dtype that `auto` means on a device of this machine.
 
-    Raises ValueError for a dtype that is neither `auto` nor a key of DTYPES.
+    The checkpoint's on CUDA; on a CPU bfloat16 where it has instructions for it, else float32. Raises ValueError for a dtype that is neither `auto` nor a key of DTYPES.
     """
     if dtype == "auto":
-        return config.checkpoint_dtype if device.startswith("cuda") else "float32"
+        if device.startswith("cuda"):
+            return config.checkpoint_dtype
+        return "bfloat16" if has_bfloat16() else "float32"
     if dtype not in DTYPES:
         raise ValueError(f"dtype: must be auto, {', '.join(DTYPES)}, is {dtype!r}")
     return dtype

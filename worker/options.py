@@ -17,7 +17,7 @@ class WorkerOptions:
     model_name: str
     redis_url: str = field(repr=False)
     cluster_token: str = field(repr=False)
-    dtype: str = "auto"
+    dtype: str = "float32"
     device: str = "cpu"
     block_size: int = 16
     pool_tokens: int = 0

@@ -14,7 +14,7 @@ from kvhive.worker.torch_runner import DeviceMemory, TorchModelRunner
 
 def load_runner(
     model_path: Path,
-    dtype: str = "auto",
+    dtype: str = "float32",
     device: str = "cpu",
     num_blocks: int = 1024,
     block_size: int = 16,

@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 
 UP_TIMEOUT_S = 170
-TWO_CPU_WORKERS = ("--set", "workers.device=cpu", "--set", "workers.count=2", "--set", "workers.threads=1")
+TWO_CPU_WORKERS = (
+    *("--set", "workers.device=cpu", "--set", "workers.count=2", "--set", "workers.threads=1"),
+    *("--set", "model.dtype=float32"),  # what answers are compared with is float32 too
+)
 
 
 @dataclass(frozen=True)

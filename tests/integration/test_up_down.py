@@ -28,7 +28,10 @@ from kvhive.scripts.ray_head import head_environment, start_head
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
-TWO_CPU_WORKERS = ("--set", "workers.device=cpu", "--set", "workers.count=2", "--set", "workers.threads=1")
+TWO_CPU_WORKERS = (
+    *("--set", "workers.device=cpu", "--set", "workers.count=2", "--set", "workers.threads=1"),
+    *("--set", "model.dtype=float32"),
+)
 ONE_CPU_WORKER = ("--set", "workers.device=cpu", "--set", "workers.count=1", "--set", "workers.threads=1")
 UP_TIMEOUT_S = 170
 STREAM_TOKENS = 150
