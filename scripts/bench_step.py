@@ -52,7 +52,7 @@ def step_ms(batch: int) -> float:
     blocks = batch * ((CONTEXT + STEPS) // BLOCK_SIZE + 2)
     manager = KvCacheManager(BlockPool(blocks), BLOCK_SIZE, root_hash(b"bench"), time.monotonic)
     scheduler = Scheduler(manager, SchedulerLimits(batch * CONTEXT, batch, batch))
-    hooks = EngineHooks(deliver=lambda outputs: None, publish=lambda events: list(events) and None)
+    hooks = EngineHooks(deliver=lambda outputs: None, publish=lambda events: None)
     engine = Engine(IdleRunner(), scheduler, hooks, time.monotonic)
     sampling = SamplingParams(max_tokens=STEPS + 20)
     for number in range(batch):

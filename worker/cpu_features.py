@@ -16,7 +16,6 @@ def has_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
         return False  # no Linux, or a sandbox without /proc: float32 is right everywhere
-    flags = (
-        line.partition(":")[2].split() for line in lines if line.lower().startswith(("flags", "features"))
-    )
-    return any(_BFLOAT16_FLAGS.intersection(found) for found in flags)
+    named = (line.partition(":") for line in lines)
+    found = (value.split() for name, _, value in named if name.strip().lower() in ("flags", "features"))
+    return any(_BFLOAT16_FLAGS.intersection(flags) for flags in found)

@@ -39,7 +39,8 @@ def _from_directory(path: Path) -> ModelConfig:
 def resolve_dtype(config: ModelConfig, dtype: str, device: str) -> str:
     """Return the dtype that `auto` means on a device of this machine.
 
-    The checkpoint's on CUDA; on a CPU bfloat16 where it has instructions for it, else float32. Raises ValueError for a dtype that is neither `auto` nor a key of DTYPES.
+    The checkpoint's on CUDA; on a CPU bfloat16 where it has instructions for it, else float32. Raises
+    ValueError for a dtype that is neither `auto` nor a key of DTYPES.
     """
     if dtype == "auto":
         if device.startswith("cuda"):
