@@ -29,7 +29,7 @@ class ModelConfig:
     name: str = ""
     """The name clients use; by default the file's or directory's own."""
     dtype: str = "auto"
-    """`float32`, `bfloat16`, `float16`, `auto`: the checkpoint's on CUDA, on CPUs bfloat16 or else float32."""
+    """`float32`, `bfloat16`, `float16`, `auto`: the checkpoint's on CUDA, on CPUs bfloat16 or float32."""
     max_context: int = 0
     """Most tokens of prompt and output together; 0 means the model's own limit."""
 
