@@ -4,6 +4,8 @@
 // once, for all of them, and keeps a running softmax per row (Milakov and Gimelshein 2018, arXiv 1805.02867).
 #include <omp.h>
 
+#include <type_traits>
+
 #include "attention_work.h"
 #include "parallel.h"
 
@@ -144,59 +146,64 @@ class Attention {
         for (int64_t d = 0; d < width; d += LANES)
           store(scratch.values + t * width + d, load(values[t] + d, lanes(d, call.head_dim)));
       }
-    for (int64_t r = 0; r < count;) {
-      int64_t left = count - r;
-      int step = left >= 9 || left == 6 ? 6 : left >= 7 ? 4 : left == 5 ? 3 : int(left);
-      Rows group{piece, tile, readable, r, scratch, sums, rows};
-      if (direct)
-        dispatch(step, group, values);
-      else
-        dispatch(step, group, packed);
-      r += step;
-    }
+    Position first{piece, tile, readable};
+    if (direct)
+      attend(first, count, values, scratch, sums, rows);
+    else
+      attend(first, count, packed, scratch, sums, rows);
   }
 
-  // Rows that go through the tile together.
-  struct Rows {
+  // Which tile it is, for which piece, and what of it may be read.
+  struct Position {
     const Piece& piece;
     int64_t tile;
     Visible readable;
-    int64_t first;
-    const Scratch& scratch;
-    float* sums;
-    Softmax* rows;
   };
 
   template <typename V>
-  void dispatch(int step, const Rows& group, const V* const* values) const {
-    switch (step) {
-      case 6: return attend<6>(group, values);
-      case 4: return attend<4>(group, values);
-      case 3: return attend<3>(group, values);
-      case 2: return attend<2>(group, values);
-      default: return attend<1>(group, values);
+  void attend(const Position& where, int64_t count, const V* const* values, const Scratch& scratch, float* sums,
+              Softmax* softmax) const {
+    int head_dim = int(call.head_dim), width = int(call.width());
+    in_groups(count, [&](auto rows, int64_t at) {
+      float scores[rows * TILE], decay[rows];
+      Visible visible[rows], any = see(where, at, rows, visible);
+      if (any.first >= any.last) return;
+      multiply_keys<rows>(scratch.query + at * head_dim, head_dim, scratch.keys, scores);
+      weigh<rows>(scores, visible, float(call.softcap), softmax + at, decay);
+      add_values<rows>(scores, values, any.first, any.last, decay, sums + at * width, width);
+    });
+  }
+
+  // Call `work(rows, at)` for groups of as many rows as the registers have room for.
+  template <typename F>
+  static void in_groups(int64_t count, F work) {
+    for (int64_t at = 0; at < count;) {
+      int64_t left = count - at, rows = left >= 9 || left == 6 ? 6 : left >= 7 ? 4 : left == 5 ? 3 : left;
+      switch (rows) {
+        case 6: work(std::integral_constant<int, 6>(), at); break;
+        case 4: work(std::integral_constant<int, 4>(), at); break;
+        case 3: work(std::integral_constant<int, 3>(), at); break;
+        case 2: work(std::integral_constant<int, 2>(), at); break;
+        default: work(std::integral_constant<int, 1>(), at);
+      }
+      at += rows;
     }
   }
 
-  template <int ROWS, typename V>
-  void attend(const Rows& group, const V* const* values) const {
-    float scores[ROWS * TILE], decay[ROWS];
-    Visible visible[ROWS], any{TILE, 0};
-    int64_t queries = call.query_starts[group.piece.sequence + 1] - call.query_starts[group.piece.sequence];
-    int64_t position = call.context_lengths[group.piece.sequence] - queries + group.piece.first;
-    for (int i = 0; i < ROWS; i++) {
-      int64_t own = position + (group.first + i) / call.group() - group.tile;
+  // What each of some rows sees of the tile, and what any of them does.
+  Visible see(const Position& where, int64_t first_row, int rows, Visible* visible) const {
+    int64_t queries = call.query_starts[where.piece.sequence + 1] - call.query_starts[where.piece.sequence];
+    int64_t position = call.context_lengths[where.piece.sequence] - queries + where.piece.first;
+    Visible any{TILE, 0};
+    for (int i = 0; i < rows; i++) {
+      int64_t own = position + (first_row + i) / call.group() - where.tile;
       int64_t oldest = call.window ? own + 1 - call.window : 0;
-      visible[i].first = int(std::max<int64_t>(oldest, group.readable.first));
-      visible[i].last = int(std::min<int64_t>(own + 1, group.readable.last));
-      if (visible[i].first >= visible[i].last) continue;
-      any = {std::min(any.first, visible[i].first), std::max(any.last, visible[i].last)};
+      visible[i].first = int(std::max<int64_t>(oldest, where.readable.first));
+      visible[i].last = int(std::min<int64_t>(own + 1, where.readable.last));
+      if (visible[i].first < visible[i].last)
+        any = {std::min(any.first, visible[i].first), std::max(any.last, visible[i].last)};
     }
-    if (any.first >= any.last) return;
-    int head_dim = int(call.head_dim), width = int(call.width());
-    multiply_keys<ROWS>(group.scratch.query + group.first * head_dim, head_dim, group.scratch.keys, scores);
-    weigh<ROWS>(scores, visible, float(call.softcap), group.rows + group.first, decay);
-    add_values<ROWS>(scores, values, any.first, any.last, decay, group.sums + group.first * width, width);
+    return any;
   }
 
   // Where the keys and values of the readable positions begin, block by block.

@@ -50,22 +50,12 @@ def attention_plan(
     softcap: float | None,
 ) -> AttentionPlan:
     """Return the plan for calls of this kind; arguments are paged_attention's."""
-    tokens, heads, head_dim = query.shape
+    _, heads, head_dim = query.shape
     block_stride, query_stride = pool_layer.stride(0), query.stride(0)
     kv_heads, threads = pool_layer.shape[2], torch.get_num_threads()
-    kind = (
-        heads,
-        kv_heads,
-        head_dim,
-        query_stride,
-        block_stride,
-        query.dtype,
-        scale,
-        window,
-        softcap,
-        threads,
-    )
-    plan: AttentionPlan | None = metadata.plans.get(("native", kind))
+    shape = (heads, kv_heads, head_dim, query_stride, block_stride, query.dtype)
+    kind = ("native", *shape, scale, window, softcap, threads)
+    plan: AttentionPlan | None = metadata.plans.get(kind)
     if plan is None:
         call = AttentionCall(
             block_tables=metadata.block_tables.data_ptr(),
@@ -85,5 +75,5 @@ def attention_plan(
             scale=scale,
             softcap=softcap or 0.0,
         )
-        plan = metadata.plans["native", kind] = AttentionPlan(library, call, metadata)
+        plan = metadata.plans[kind] = AttentionPlan(library, call, metadata)
     return plan

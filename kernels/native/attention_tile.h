@@ -117,14 +117,26 @@ inline void add_values_at(int64_t d, const float* weights, const T* const* value
     for (int j = 0; j < N; j++) sums[r][j] = load(out + r * stride + d + j * LANES) * broadcast(decay[r]);
   for (int t = first; t < last; t++) {
     const T* value = values[t] + d;
-    floats v[N];
+    floats v[N], weight[ROWS];
+    // Whichever of the two is fewer stays in registers, or the sums would not.
+    if constexpr (N <= ROWS) {
 #pragma GCC unroll 16
-    for (int j = 0; j < N; j++) v[j] = load(value + j * LANES);
+      for (int j = 0; j < N; j++) v[j] = load(value + j * LANES);
 #pragma GCC unroll 16
-    for (int r = 0; r < ROWS; r++) {
-      floats weight = broadcast(weights[r * TILE + t]);
+      for (int r = 0; r < ROWS; r++) {
+        weight[r] = broadcast(weights[r * TILE + t]);
 #pragma GCC unroll 16
-      for (int j = 0; j < N; j++) sums[r][j] = fma(weight, v[j], sums[r][j]);
+        for (int j = 0; j < N; j++) sums[r][j] = fma(weight[r], v[j], sums[r][j]);
+      }
+    } else {
+#pragma GCC unroll 16
+      for (int r = 0; r < ROWS; r++) weight[r] = broadcast(weights[r * TILE + t]);
+#pragma GCC unroll 16
+      for (int j = 0; j < N; j++) {
+        v[j] = load(value + j * LANES);
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; r++) sums[r][j] = fma(weight[r], v[j], sums[r][j]);
+      }
     }
   }
   for (int r = 0; r < ROWS; r++)
@@ -154,6 +166,19 @@ struct Softmax {
 
 constexpr float NOTHING = -__builtin_inff();
 
+// softcap * tanh(score / softcap), in units of log2; the division has been done.
+inline void cap(float* scores, float softcap) {
+  for (int t = 0; t < TILE; t += LANES) store(scores + t, tanh(load(scores + t)) * broadcast(softcap * LOG2_E));
+}
+
+inline void hide(float* scores, Visible visible) {
+  for (int t = 0; t < TILE; t += LANES) {
+    floats at = lane_numbers() + broadcast(float(t)), score = load(scores + t);
+    score = at < broadcast(float(visible.first)) ? broadcast(NOTHING) : score;
+    store(scores + t, at >= broadcast(float(visible.last)) ? broadcast(NOTHING) : score);
+  }
+}
+
 // Turn scores into weights, in place, and say by how much what was summed before must decay.
 // A row that sees nothing of the tile keeps its state, and its weights are 0. softcap is 0 for none.
 template <int ROWS>
@@ -161,19 +186,10 @@ inline void weigh(float* scores, const Visible* visible, float softcap, Softmax*
   float tile_sums[ROWS];
   for (int r = 0; r < ROWS; r++) {
     float* row = scores + r * TILE;
+    if (softcap > 0) cap(row, softcap);
+    if (visible[r].first > 0 || visible[r].last < TILE) hide(row, visible[r]);
     floats top = broadcast(NOTHING);
-    bool whole = visible[r].first <= 0 && visible[r].last >= TILE;
-    for (int t = 0; t < TILE; t += LANES) {
-      floats s = load(row + t);
-      if (softcap > 0) s = tanh(s) * broadcast(softcap * LOG2_E);
-      if (!whole) {
-        floats at = lane_numbers() + broadcast(float(t));
-        s = at < broadcast(float(visible[r].first)) ? broadcast(NOTHING) : s;
-        s = at >= broadcast(float(visible[r].last)) ? broadcast(NOTHING) : s;
-      }
-      store(row + t, s);
-      top = larger(s, top);
-    }
+    for (int t = 0; t < TILE; t += LANES) top = larger(load(row + t), top);
     float before = rows[r].largest, seen = lane_max(top);
     float largest = seen > before ? seen : before;
     floats base = broadcast(largest == NOTHING ? 0.0f : largest);

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import stat
 import tempfile
 import time
@@ -38,32 +37,39 @@ def cached_library(
     directory: cache_directory() unless given
 
     Safe with several processes at once: one builds, the others wait. Where the directory cannot be written
-    the library is built into a temporary one that is gone afterwards, so load it inside the `with`. Raises
+    the library is built into a temporary one that is gone afterwards, so load it inside the `with`. If that
+    ends in an OSError, what is there is no library and is forgotten: the next start builds another. Raises
     BuildError when the build fails, or when the directory or the file is not the user's own.
     """
     directory = cache_directory() if directory is None else directory
     try:
-        with _locked(directory):
-            path = directory / f"native-{fingerprint}.so"
-            if not path.exists():
-                _build_whole(path, build)
-            _check_own(path)
-            os.utime(path)
-            _forget_oldest(directory)
+        path = _found_or_built(fingerprint, build, directory)
     except OSError:
-        temporary = Path(tempfile.mkdtemp(prefix="kvhive-native-"))
-        try:
-            build(path := temporary / "native.so")
+        with tempfile.TemporaryDirectory(prefix="kvhive-native-") as temporary:
+            build(path := Path(temporary) / "native.so")
             yield path
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
         return
-    yield path
+    try:
+        yield path
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def _found_or_built(fingerprint: str, build: Callable[[Path], None], directory: Path) -> Path:
+    with _locked(directory):
+        path = directory / f"native-{fingerprint}.so"
+        if not path.exists():
+            _build_whole(path, build)
+        _check_own(path)
+        os.utime(path)
+        _forget_oldest(directory)
+    return path
 
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Hold the directory's lock, having made the directory. Raises BuildError if another holds it too long."""
+    """Hold the lock of the directory, which is made. Raises BuildError if another holds it too long."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     directory.mkdir(mode=0o700, exist_ok=True)
     _check_own(directory)
@@ -76,7 +82,7 @@ def _locked(directory: Path) -> Iterator[None]:
                 break
             if time.monotonic() > deadline:
                 raise BuildError(
-                    f"{directory}: another process has held the lock for {COMPILE_SECONDS:.0f} s"
+                    f"{directory}: another process has been building for {COMPILE_SECONDS:.0f} s"
                 )
             time.sleep(_LOCK_POLL_SECONDS)
         yield

@@ -47,15 +47,14 @@ class Compiler:
 
     @classmethod
     def found(cls) -> Compiler:
-        """Return the compiler of $CXX, or the first of g++, clang++ and c++. Raises BuildError without one."""
+        """Return that of $CXX, or the first of g++, clang++ and c++. Raises BuildError without one."""
         named = shlex.split(os.environ.get("CXX", ""))
         names = [named] if named else [[name] for name in _COMPILERS]
         for name, *options in names:
             if path := shutil.which(name):
                 version = _output((path, *options, "--version"), 60.0).partition("\n")[0]
-                return cls(
-                    (path, *options), version, (*_FLAGS, *cpu_flags(platform.machine(), cpu_features()))
-                )
+                for_this_cpu = cpu_flags(platform.machine(), cpu_features())
+                return cls((path, *options), version, (*_FLAGS, *for_this_cpu))
         raise BuildError(f"no C++ compiler: tried {', '.join(name[0] for name in names)}")
 
     def fingerprint(self, sources: Sequence[Path]) -> str:
@@ -104,7 +103,9 @@ def cpu_features() -> frozenset[str]:
 def _output(command: Sequence[str], seconds: float) -> str:
     """Run a command and return what it prints. Raises BuildError with the end of what it complained of."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=seconds)
+        done = subprocess.run(
+            command, capture_output=True, check=False, text=True, errors="replace", timeout=seconds
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"{command[0]}: {error}") from error
     if done.returncode:

@@ -159,7 +159,7 @@ class NativeOperators(ReferenceOperators):
         pool_layer: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> torch.Tensor:
-        """See rotary_and_cache.py. Queries are turned in place. Raises IndexError as reshape_and_cache does."""
+        """See rotary_and_cache.py. Turns queries in place. Raises IndexError as reshape_and_cache does."""
         fits = qkv.dtype in _STORED and qkv.is_contiguous() and _is_pool_layer(pool_layer)
         if not (fits and _angles_fit(cos, sin) and slot_mapping.is_contiguous()):
             return super().rotary_and_cache(qkv, cos, sin, pool_layer, slot_mapping)
@@ -299,23 +299,23 @@ def native_operators(required: bool) -> NativeOperators | None:
 
 def _weight_fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
     known = x.dtype in _STORED and weight.dtype in (torch.float32, x.dtype)
-    return known and weight.is_contiguous()
+    return known and bool(weight.is_contiguous())
 
 
 def _dense_heads(x: torch.Tensor) -> bool:
     """Tell whether all but the first dimension of [T, heads, head_dim] is dense."""
-    return x.stride()[1:] == (x.shape[2], 1)
+    return bool(x.stride()[1:] == (x.shape[2], 1))
 
 
 def _angles_fit(cos: torch.Tensor, sin: torch.Tensor) -> bool:
     known = cos.dtype == torch.float32 and sin.dtype == torch.float32
-    return known and cos.is_contiguous() and sin.is_contiguous()
+    return known and bool(cos.is_contiguous() and sin.is_contiguous())
 
 
 def _is_pool_layer(pool_layer: torch.Tensor) -> bool:
     _, _, kv_heads, block_size, head_dim = pool_layer.shape
     width = block_size * head_dim
-    return pool_layer.stride()[1:] == (kv_heads * width, width, head_dim, 1)
+    return bool(pool_layer.stride()[1:] == (kv_heads * width, width, head_dim, 1))
 
 
 def _stream_fits(stream: NoiseStream) -> bool:
