@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from kvhive.kernels.attention_metadata import AttentionMetadata
-from kvhive.kernels.triton.tile_shapes import SPLIT_TOKENS, padded_head_dim, prefill_tile
+from kvhive.kernels.triton.tile_shapes import SPLIT_TOKENS
 
 MOST_DECODE_QUERIES = 8
 """Sequences with up to so many queries (a token and its drafts) are decodes. By a sequence's own length, so
@@ -81,7 +81,7 @@ class AttentionPlan:
 
 
 def attention_plan(
-    metadata: AttentionMetadata, query: torch.Tensor, pool_layer: torch.Tensor
+    metadata: AttentionMetadata, query: torch.Tensor, kv_heads: int, prefill_rows: int
 ) -> AttentionPlan:
     """Return the plan, worked out for the first layer that asks.
 
@@ -90,13 +90,12 @@ def attention_plan(
     of one, and the width of the block tables.
     """
     _, heads, head_dim = query.shape
-    key = ("triton", heads, pool_layer.shape[2], head_dim, pool_layer.dtype)
+    key = ("triton", heads, kv_heads, head_dim, prefill_rows)
     if key not in metadata.plans:
         short = [i for i, count in enumerate(metadata.query_lengths) if count <= MOST_DECODE_QUERIES]
-        group = heads // pool_layer.shape[2]
-        rows = prefill_tile(padded_head_dim(head_dim), pool_layer.element_size()).rows
         metadata.plans[key] = AttentionPlan(
-            _decode_plan(metadata, short, heads, head_dim), _prefill_plan(metadata, group, rows)
+            _decode_plan(metadata, short, heads, head_dim),
+            _prefill_plan(metadata, heads // kv_heads, prefill_rows),
         )
     plan: AttentionPlan = metadata.plans[key]
     return plan

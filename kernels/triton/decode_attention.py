@@ -12,12 +12,12 @@ import triton
 import triton.language as tl
 
 from kvhive.kernels.triton.attention_plan import DecodePlan, Scoring
-from kvhive.kernels.triton.attention_tile import add_tile, capped
-from kvhive.kernels.triton.tile_shapes import SPLIT_TOKENS, decode_tile, padded_head_dim
+from kvhive.kernels.triton.attention_tile import add_keys, nothing_seen
+from kvhive.kernels.triton.tile_shapes import SPLIT_TOKENS, TileShape, padded_head_dim
 
 _RUNTIME = [
-    *("score_scale", "exponent_scale", "window", "block_shift", "group", "kv_heads", "row_tiles"),
-    *("table_stride", "splits", "most_queries", "heads"),
+    *("score_scale", "exponent_scale", "window", "block_shift", "group", "table_stride"),
+    *("splits", "most_queries", "heads"),
 ]
 """Plain numbers that a model or a batch may have any value of: compiled once for all values."""
 
@@ -37,13 +37,9 @@ def decode_split_kernel(
     window: tl.tensor,
     block_shift: tl.tensor,
     group: tl.tensor,
-    kv_heads: tl.tensor,
-    row_tiles: tl.tensor,
-    query_stride: tl.tensor,
-    block_stride: tl.tensor,
-    table_stride: tl.tensor,
-    splits: tl.tensor,
     most_queries: tl.tensor,
+    table_stride: tl.tensor,
+    block_stride: tl.tensor,
     HEAD_DIM: tl.constexpr,
     DIMS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -53,61 +49,38 @@ def decode_split_kernel(
 ) -> None:
     """Attend to one piece of one sequence's context, for one tile of rows that share a KV head.
 
-    Grid: (sequences * row_tiles, kv_heads, splits). Row tiles lie side by side, so that those after the first
+    Grid: (sequences * row tiles, kv_heads, splits). Row tiles lie side by side, so that those after the first
     find the piece in the L2 cache. A piece that no query sees is left unwritten.
     """
-    # ---- where
-    listed = tl.program_id(0) // row_tiles
-    row_tile = tl.program_id(0) % row_tiles
-    kv_head = tl.program_id(1)
-    split = tl.program_id(2)
+    row_tiles = tl.cdiv(group * most_queries, ROWS)
+    listed, row_tile = tl.program_id(0) // row_tiles, tl.program_id(0) % row_tiles
+    kv_head, split = tl.program_id(1), tl.program_id(2)
     sequence = tl.load(sequences_ptr + listed)
-    start = tl.load(starts_ptr + sequence)
+    start, context = tl.load(starts_ptr + sequence), tl.load(contexts_ptr + sequence)
     queries = tl.load(starts_ptr + sequence + 1) - start
-    context = tl.load(contexts_ptr + sequence)
     first = context - queries
     # Tiles start at multiples of KEYS, wherever the window does.
     low = tl.maximum(split * SPLIT, tl.maximum(first + 1 - window, 0) // KEYS * KEYS)
     high = tl.minimum(split * SPLIT + SPLIT, context)
     if (low >= high) | (row_tile * ROWS >= queries * group):
         return
-    # ---- queries
     row = row_tile * ROWS + tl.arange(0, ROWS)
-    query = row // group
-    head = kv_head * group + row % group
+    query, head = row // group, kv_head * group + row % group
+    heads = tl.num_programs(1) * group
     dim = tl.arange(0, DIMS)
     wanted = (query < queries)[:, None] & (dim < HEAD_DIM)[None, :]
-    query_offset = (start + query).to(tl.int64) * query_stride + head * HEAD_DIM
-    q = tl.load(query_ptr + query_offset[:, None] + dim[None, :], mask=wanted, other=0.0)
-    # ---- keys and values
-    table = tables_ptr + sequence.to(tl.int64) * table_stride
+    place = ((start + query).to(tl.int64) * heads + head) * HEAD_DIM
+    q = tl.load(query_ptr + place[:, None] + dim[None, :], mask=wanted, other=0.0)
     head_stride = HEAD_DIM << block_shift
-    key_ptr = pool_ptr + kv_head * head_stride
-    value_ptr = key_ptr + kv_heads * head_stride
-    position = first + query
-    total = tl.zeros([ROWS, DIMS], tl.float32)
-    weight = tl.zeros([ROWS], tl.float32)
-    largest = tl.full([ROWS], -float("inf"), tl.float32)
-    lane = tl.arange(0, KEYS)
-    # The next tile's block ids travel with the loop: loaded in the tile that needs them, they would cost the
-    # loads of K and V half of their pipeline.
-    block = tl.load(table + ((low + lane) >> block_shift), mask=low + lane < high, other=0)
-    for begin in tl.range(low, high, KEYS):
-        token = begin + lane
-        offset = block.to(tl.int64) * block_stride + (token & ((1 << block_shift) - 1)) * HEAD_DIM
-        present = (token < high)[:, None] & (dim < HEAD_DIM)[None, :]
-        k = tl.load(key_ptr + offset[:, None] + dim[None, :], mask=present, other=0.0)
-        v = tl.load(value_ptr + offset[:, None] + dim[None, :], mask=present, other=0.0)
-        following = token + KEYS
-        block = tl.load(table + (following >> block_shift), mask=following < high, other=0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-        if CAPPED:
-            scores = capped(scores, score_scale)
-        visible = (token[None, :] <= position[:, None]) & (token[None, :] > position[:, None] - window)
-        scores = tl.where(visible & (token < high)[None, :], scores, -float("inf"))
-        total, weight, largest = add_tile(scores, v, total, weight, largest, exponent_scale)
-    # ---- out; a row that sees nothing of this piece will not be asked for it
-    piece = ((listed * most_queries + query).to(tl.int64) * (kv_heads * group) + head) * splits + split
+    table = tables_ptr + sequence.to(tl.int64) * table_stride
+    plane = tl.num_programs(1) * head_stride
+    paged = (pool_ptr + kv_head * head_stride, plane, table, block_stride, block_shift)
+    scoring, state = (score_scale, exponent_scale, window), nothing_seen(ROWS, DIMS)
+    total, weight, largest = add_keys(
+        state, q, first + query, low, high, high, paged, scoring, HEAD_DIM, DIMS, KEYS, CAPPED, True
+    )
+    # A row that sees nothing of this piece will not be asked for it.
+    piece = ((listed * most_queries + query).to(tl.int64) * heads + head) * tl.num_programs(2) + split
     tl.store(partial_ptr + piece[:, None] * HEAD_DIM + dim[None, :], total / weight[:, None], mask=wanted)
     tl.store(logsum_ptr + piece, largest * exponent_scale + tl.log2(weight), mask=query < queries)
 
@@ -176,6 +149,7 @@ def decode_attention(
     pool_layer: torch.Tensor,
     plan: DecodePlan,
     scoring: Scoring,
+    tile: TileShape,
     output: torch.Tensor,
 ) -> None:
     """Write the rows of the plan's sequences into output. Shapes as in kernels/paged_attention.py.
@@ -183,57 +157,67 @@ def decode_attention(
     query, output: contiguous. Grids depend on the plan's padded shapes only, so that a CUDA graph may hold
     the launches. A batch whose pieces would outgrow the scratch is launched in parts.
     """
+    for sequences in plan.launches:
+        _split(query, pool_layer, plan, scoring, tile, sequences)
+        _combine(output, plan, scoring, sequences)
+
+
+def _split(
+    query: torch.Tensor,
+    pool_layer: torch.Tensor,
+    plan: DecodePlan,
+    scoring: Scoring,
+    tile: TileShape,
+    sequences: torch.Tensor,
+) -> None:
     _, heads, head_dim = query.shape
     _, _, kv_heads, block_size, _ = pool_layer.shape
     group = heads // kv_heads
-    dims = padded_head_dim(head_dim)
-    tile = decode_tile(dims, pool_layer.element_size())
     row_tiles = triton.cdiv(group * plan.most_queries, tile.rows)
-    for sequences in plan.launches:
-        decode_split_kernel[(sequences.shape[0] * row_tiles, kv_heads, plan.splits)](
-            query,
-            pool_layer,
-            plan.block_tables,
-            plan.query_starts,
-            plan.context_lengths,
-            sequences,
-            plan.partial,
-            plan.logsum,
-            scoring.score_scale,
-            scoring.exponent_scale,
-            scoring.window,
-            block_size.bit_length() - 1,
-            group,
-            kv_heads,
-            row_tiles,
-            query.stride(0),
-            pool_layer.stride(0),
-            plan.block_tables.stride(0),
-            plan.splits,
-            plan.most_queries,
-            HEAD_DIM=head_dim,
-            DIMS=dims,
-            ROWS=tile.rows,
-            KEYS=tile.keys,
-            SPLIT=SPLIT_TOKENS,
-            CAPPED=scoring.capped,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
-        )
-        decode_combine_kernel[(sequences.shape[0] * plan.most_queries, heads)](
-            plan.partial,
-            plan.logsum,
-            output,
-            plan.query_starts,
-            plan.context_lengths,
-            sequences,
-            scoring.window,
-            heads,
-            plan.splits,
-            plan.most_queries,
-            HEAD_DIM=head_dim,
-            DIMS=dims,
-            SPLIT=SPLIT_TOKENS,
-            PIECES=_PIECES,
-            num_warps=2,
-        )
+    decode_split_kernel[(sequences.shape[0] * row_tiles, kv_heads, plan.splits)](
+        query,
+        pool_layer,
+        plan.block_tables,
+        plan.query_starts,
+        plan.context_lengths,
+        sequences,
+        plan.partial,
+        plan.logsum,
+        scoring.score_scale,
+        scoring.exponent_scale,
+        scoring.window,
+        block_size.bit_length() - 1,
+        group,
+        plan.most_queries,
+        plan.block_tables.stride(0),
+        pool_layer.stride(0),
+        HEAD_DIM=head_dim,
+        DIMS=padded_head_dim(head_dim),
+        ROWS=tile.rows,
+        KEYS=tile.keys,
+        SPLIT=SPLIT_TOKENS,
+        CAPPED=scoring.capped,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+
+
+def _combine(output: torch.Tensor, plan: DecodePlan, scoring: Scoring, sequences: torch.Tensor) -> None:
+    _, heads, head_dim = output.shape
+    decode_combine_kernel[(sequences.shape[0] * plan.most_queries, heads)](
+        plan.partial,
+        plan.logsum,
+        output,
+        plan.query_starts,
+        plan.context_lengths,
+        sequences,
+        scoring.window,
+        heads,
+        plan.splits,
+        plan.most_queries,
+        HEAD_DIM=head_dim,
+        DIMS=padded_head_dim(head_dim),
+        SPLIT=SPLIT_TOKENS,
+        PIECES=_PIECES,
+        num_warps=2,
+    )

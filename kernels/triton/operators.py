@@ -9,7 +9,15 @@ import torch
 from kvhive.kernels.attention_metadata import AttentionMetadata
 from kvhive.kernels.philox import NoiseStream, stream_words
 from kvhive.kernels.reference.operators import ReferenceOperators
-from kvhive.kernels.triton import block_copy, gated_activation, kv_write, normalisation, rotary, row_winner
+from kvhive.kernels.triton import (
+    block_copy,
+    gated_activation,
+    kv_write,
+    normalisation,
+    rotary,
+    row_winner,
+    tile_shapes,
+)
 from kvhive.kernels.triton.attention_plan import Scoring, attention_plan
 from kvhive.kernels.triton.decode_attention import decode_attention
 from kvhive.kernels.triton.prefill_attention import prefill_attention
@@ -96,12 +104,15 @@ class TritonOperators(ReferenceOperators):
             return super().paged_attention(query, pool_layer, metadata, scale, window, softcap)
         query = query.contiguous()
         output = torch.empty_like(query)
-        plan = attention_plan(metadata, query, pool_layer)
+        dims, size = tile_shapes.padded_head_dim(head_dim), query.element_size()
+        prefill_tile = tile_shapes.prefill_tile(dims, size, tile_shapes.compute_capability(query.device))
+        plan = attention_plan(metadata, query, pool_layer.shape[2], prefill_tile.rows)
         scoring = Scoring.of(scale, window, softcap)
         if plan.decode is not None:
-            decode_attention(query, pool_layer, plan.decode, scoring, output)
+            decode_tile = tile_shapes.decode_tile(dims, size)
+            decode_attention(query, pool_layer, plan.decode, scoring, decode_tile, output)
         if plan.prefill is not None:
-            prefill_attention(query, pool_layer, plan.prefill, scoring, output)
+            prefill_attention(query, pool_layer, plan.prefill, scoring, prefill_tile, output)
         return output
 
     def gather_blocks(self, pool: torch.Tensor, blocks: torch.Tensor, out: torch.Tensor) -> None:

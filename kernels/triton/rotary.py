@@ -100,6 +100,7 @@ def _launch(
     if source.stride(-1) != 1:
         source = source.contiguous()
     pool = output if pool_layer is None else pool_layer
+    lanes = triton.next_power_of_2(head_dim // 2)
     rotary_kernel[(tokens, triton.cdiv(heads, _HEADS))](
         source,
         cos.contiguous(),
@@ -115,8 +116,8 @@ def _launch(
         output.shape[1],
         0 if pool_layer is None else pool_layer.shape[2],
         HALF=head_dim // 2,
-        LANES=triton.next_power_of_2(head_dim // 2),
+        LANES=lanes,
         HEADS=_HEADS,
         CACHES=pool_layer is not None,
-        num_warps=2,
+        num_warps=max(2, lanes // 32),
     )

@@ -1,12 +1,14 @@
-"""How large the tiles of the attention kernels are: by head dimension and element size alone.
+"""How large the tiles of the attention kernels are: by head dimension, element size and kind of device.
 
-Not by batch, device or length, because the order of a row's sums follows from them. The compile gate
+Not by batch or length, because the order of a row's sums follows from them. The compile gate
 (scripts/compile_gate.py) says what each costs in registers and shared memory.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+import torch
 
 SPLIT_TOKENS = 256
 """Tokens of context that one program of the decode kernel reads. Fixed, so that a row's sums do not depend on
@@ -32,19 +34,29 @@ def padded_head_dim(head_dim: int) -> int:
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
+def compute_capability(device: torch.device) -> int:
+    """Return 90 for sm_90, and so on; also for the CPU, where these kernels are only interpreted."""
+    if device.type != "cuda":
+        return 90
+    major, minor = torch.cuda.get_device_capability(device)
+    return int(10 * major + minor)
+
+
 def decode_tile(head_dim: int, element_size: int) -> TileShape:
     """Return the decode kernel's shape. head_dim: padded; element_size: bytes of the pool's dtype."""
     if element_size == 4:
-        # Without tensor cores: exact float32 products hold whole rows of K in registers.
-        return TileShape(DECODE_ROWS, 16 if head_dim > 128 else 32, 4, 2)
+        # Without tensor cores: exact float32 products hold whole rows in registers.
+        return TileShape(DECODE_ROWS, 16, 4, 2)
     return TileShape(DECODE_ROWS, 32 if head_dim > 128 else 64, 4, 3)
 
 
-def prefill_tile(head_dim: int, element_size: int) -> TileShape:
+def prefill_tile(head_dim: int, element_size: int, capability: int) -> TileShape:
     """Return the prefill kernel's shape. head_dim: padded; element_size: bytes of the pool's dtype."""
     if element_size == 4:
-        return TileShape(16 if head_dim > 128 else 32, 16 if head_dim > 128 else 32, 4, 2)
-    if head_dim > 128:
-        return TileShape(128, 32, 8, 2)
-    # Two warp groups of 64 rows: with four warps, 128 rows spill registers.
-    return TileShape(128, 64, 8, 3)
+        return TileShape(16, 32 if head_dim <= 64 else 16, 4, 2)
+    if head_dim <= 64:
+        return TileShape(128, 64, 8, 3)
+    if capability >= 90:
+        # Two warp groups of 64 rows, whose operands stay in shared memory.
+        return TileShape(128, 64, 8, 3) if head_dim <= 128 else TileShape(128, 32, 8, 2)
+    return TileShape(128, 32, 8, 3) if head_dim <= 128 else TileShape(64, 32, 8, 2)
