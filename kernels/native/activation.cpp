@@ -21,15 +21,14 @@ struct GeluTanh {
 
 template <typename Activation, typename T>
 void gate(const T* gate_up, T* out, int64_t rows, int64_t width, int64_t threads) {
-#pragma omp parallel for num_threads(threads_for(rows* width, threads)) schedule(static)
-  for (int64_t r = 0; r < rows; r++) {
+  for_each(rows, threads_for(rows * width, threads), [&](int64_t r) {
     const T* own = gate_up + r * 2 * width;
     for (int64_t i = 0; i < width; i += LANES) {
       int count = lanes(i, width);
       floats up = load(own + width + i, count);
       store(out + r * width + i, Activation::of(load(own + i, count)) * up, count);
     }
-  }
+  });
 }
 
 template <typename Activation>

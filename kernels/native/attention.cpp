@@ -12,6 +12,8 @@
 namespace kvhive {
 namespace {
 
+constexpr int64_t CACHE_LINE = 64;
+
 // A thread's own memory, laid out in a scratch buffer.
 struct Scratch {
   float *query, *out, *split_out, *keys, *values;
@@ -54,7 +56,7 @@ class Attention {
       : call(call), query((const T*)query), pool((const T*)pool), out((T*)out) {}
 
   // All that a piece sees: its result goes to `out`, or the sums of its split to `partial`.
-  void compute(const Piece& piece, Scratch scratch, float* partial_out, Softmax* partial_rows) {
+  void compute(const Piece& piece, const Scratch& scratch, float* partial_out, Softmax* partial_rows) {
     int64_t width = call.width(), rows = piece.count * call.group();
     Span span = span_of(call, piece);
     take_queries(piece, scratch.query);
@@ -69,22 +71,23 @@ class Attention {
       int64_t end = std::min(span.end, (begin / SPLIT + 1) * SPLIT);
       compute_split(piece, {begin, end}, scratch, scratch.split_out, scratch.split_rows);
       for (int64_t r = 0; r < rows; r++)
-        join(scratch.rows[r], scratch.out + r * width, scratch.split_rows[r], scratch.split_out + r * width, width);
+        join(scratch.rows[r], scratch.out + r * width, scratch.split_rows[r], scratch.split_out + r * width,
+             width);
       begin = end;
     }
     for (int64_t r = 0; r < rows; r++) write(piece, r, scratch.rows[r], scratch.out + r * width);
   }
 
-  // The splits of a piece, computed before, become one row's result.
-  void join_splits(const Joined& joined, int64_t r, const float* partial_out, const Softmax* partial_rows) {
+  // The splits of a piece, computed before, become its result.
+  void join_splits(const Joined& joined, const float* partial_out, const Softmax* partial_rows) {
     int64_t width = call.width(), rows = joined.piece.count * call.group();
-    float sums[MOST_HEAD_DIM] = {};
-    Softmax row{NOTHING, 0};
-    for (int64_t i = 0; i < joined.splits; i++) {
-      int64_t at = joined.partial + i * rows + r;
-      join(row, sums, partial_rows[at], partial_out + at * width, width);
+    for (int64_t r = 0; r < rows; r++) {
+      float sums[MOST_HEAD_DIM] = {};
+      Softmax row{NOTHING, 0};
+      for (int64_t at = joined.partial + r; at < joined.partial + joined.splits * rows; at += rows)
+        join(row, sums, partial_rows[at], partial_out + at * width, width);
+      write(joined.piece, r, row, sums);
     }
-    write(joined.piece, r, row, sums);
   }
 
  private:
@@ -121,34 +124,51 @@ class Attention {
       store(to + d, load(sums + d) * factor, lanes(d, call.head_dim));
   }
 
-  void compute_split(const Piece& piece, Span span, Scratch scratch, float* sums, Softmax* rows) {
+  // Where the keys and values of a tile lie. What may not be read stands as zeros, which masked scores and
+  // weights make exactly nothing.
+  struct Tile {
+    int64_t begin;
+    Visible readable;
+    const T *keys[TILE], *values[TILE];
+  };
+
+  void compute_split(const Piece& piece, Span span, const Scratch& scratch, float* sums, Softmax* rows) {
     clear(sums, rows, piece.count * call.group());
-    for (int64_t tile = span.begin / TILE * TILE; tile < span.end; tile += TILE) {
-      Visible readable{int(std::max(span.begin - tile, int64_t(0))), int(std::min(span.end - tile, int64_t(TILE)))};
-      compute_tile(piece, tile, readable, scratch, sums, rows);
+    Tile tiles[2];
+    locate(piece, span, span.begin / TILE * TILE, tiles[0]);
+    for (int i = 0; tiles[i].begin < span.end; i = 1 - i) {
+      locate(piece, span, tiles[i].begin + TILE, tiles[1 - i]);
+      pack_keys(tiles[i], tiles[1 - i], scratch.keys);
+      compute_tile(piece, tiles[i], scratch, sums, rows);
     }
   }
 
-  void compute_tile(const Piece& piece, int64_t tile, Visible readable, Scratch scratch, float* sums,
-                    Softmax* rows) {
-    // What may not be read stands as zeros, which masked scores and weights make exactly nothing.
-    static const T nothing[MOST_HEAD_DIM] = {};
-    const T *keys[TILE], *values[TILE];
-    std::fill_n(keys, TILE, nothing);
-    locate(piece, tile, readable, keys, values);
-    pack_keys(keys, int(call.head_dim), scratch.keys);
+  // On the way, ask the memory for what is needed next: blocks lie anywhere, and no hardware foresees where.
+  void pack_keys(const Tile& tile, const Tile& next, float* panels) const {
+    int64_t bytes = call.head_dim * sizeof(T);
+    for (int t = tile.readable.first / 8 * 8; t < tile.readable.last; t += 8) {
+      for (int i = t; i < t + 8; i++)
+        for (int64_t at = 0; at < bytes; at += CACHE_LINE) {
+          __builtin_prefetch((const char*)tile.values[i] + at);
+          __builtin_prefetch((const char*)next.keys[i] + at);
+        }
+      pack_eight_keys(tile.keys + t, t, int(call.head_dim), panels);
+    }
+  }
+
+  void compute_tile(const Piece& piece, const Tile& tile, const Scratch& scratch, float* sums, Softmax* rows) {
     int64_t count = piece.count * call.group(), width = call.width();
     bool direct = width == call.head_dim && (sizeof(T) == sizeof(float) || count <= MOST_ROWS);
     const float* packed[TILE];
     if (!direct)
-      for (int t = readable.first; t < readable.last; t++) {
+      for (int t = tile.readable.first; t < tile.readable.last; t++) {
         packed[t] = scratch.values + t * width;
         for (int64_t d = 0; d < width; d += LANES)
-          store(scratch.values + t * width + d, load(values[t] + d, lanes(d, call.head_dim)));
+          store(scratch.values + t * width + d, load(tile.values[t] + d, lanes(d, call.head_dim)));
       }
-    Position first{piece, tile, readable};
+    Position first{piece, tile.begin, tile.readable};
     if (direct)
-      attend(first, count, values, scratch, sums, rows);
+      attend(first, count, tile.values, scratch, sums, rows);
     else
       attend(first, count, packed, scratch, sums, rows);
   }
@@ -168,7 +188,7 @@ class Attention {
       float scores[rows * TILE], decay[rows];
       Visible visible[rows], any = see(where, at, rows, visible);
       if (any.first >= any.last) return;
-      multiply_keys<rows>(scratch.query + at * head_dim, head_dim, scratch.keys, scores);
+      multiply_keys<rows>(scratch.query + at * head_dim, head_dim, scratch.keys, any, scores);
       weigh<rows>(scores, visible, float(call.softcap), softmax + at, decay);
       add_values<rows>(scores, values, any.first, any.last, decay, sums + at * width, width);
     });
@@ -206,17 +226,23 @@ class Attention {
     return any;
   }
 
-  // Where the keys and values of the readable positions begin, block by block.
-  void locate(const Piece& piece, int64_t tile, Visible readable, const T** keys, const T** values) const {
+  // Find the tile that begins there, block by block; nothing of it is readable past the span's end.
+  void locate(const Piece& piece, Span span, int64_t begin, Tile& tile) const {
+    static const T nothing[MOST_HEAD_DIM] = {};
+    tile.begin = begin;
+    tile.readable.first = int(std::max<int64_t>(span.begin - begin, 0));
+    tile.readable.last = int(std::max<int64_t>(std::min<int64_t>(span.end - begin, TILE), 0));
+    std::fill_n(tile.keys, TILE, nothing);
+    std::fill_n(tile.values, TILE, nothing);
     const int32_t* table = call.block_tables + piece.sequence * call.table_width;
     int64_t plane = call.block_size * call.head_dim, value_offset = call.kv_heads * plane;
-    for (int t = readable.first; t < readable.last;) {
-      int64_t block = (tile + t) / call.block_size, inside = (tile + t) % call.block_size;
+    for (int t = tile.readable.first; t < tile.readable.last;) {
+      int64_t block = (begin + t) / call.block_size, inside = (begin + t) % call.block_size;
       const T* key = pool + table[block] * call.block_stride + piece.kv_head * plane + inside * call.head_dim;
-      int last = int(std::min<int64_t>(readable.last, t + call.block_size - inside));
+      int last = int(std::min<int64_t>(tile.readable.last, t + call.block_size - inside));
       for (; t < last; t++, key += call.head_dim) {
-        keys[t] = key;
-        values[t] = key + value_offset;
+        tile.keys[t] = key;
+        tile.values[t] = key + value_offset;
       }
     }
   }
@@ -230,15 +256,23 @@ void attend(const AttentionCall& call, const Work& work, const void* query, cons
   float* partial_out = scratch + per_thread * work.threads;
   Softmax* partial_rows = (Softmax*)(partial_out + work.partial_rows * call.width());
   int64_t pieces = work.pieces.size(), joined = work.joined.size();
+  auto compute = [&](int64_t i, const Scratch& own) {
+    attention.compute(work.pieces[i], own, partial_out, partial_rows);
+  };
+  auto join_splits = [&](int64_t i) { attention.join_splits(work.joined[i], partial_out, partial_rows); };
+  if (work.threads <= 1) {
+    Scratch own(call, work.rows, scratch);
+    for (int64_t i = 0; i < pieces; i++) compute(i, own);
+    for (int64_t i = 0; i < joined; i++) join_splits(i);
+    return;
+  }
 #pragma omp parallel num_threads(work.threads)
   {
-    Scratch memory(call, work.rows, scratch + omp_get_thread_num() * per_thread);
+    Scratch own(call, work.rows, scratch + omp_get_thread_num() * per_thread);
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < pieces; i++) attention.compute(work.pieces[i], memory, partial_out, partial_rows);
+    for (int64_t i = 0; i < pieces; i++) compute(i, own);
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < joined; i++)
-      for (int64_t r = 0; r < work.joined[i].piece.count * call.group(); r++)
-        attention.join_splits(work.joined[i], r, partial_out, partial_rows);
+    for (int64_t i = 0; i < joined; i++) join_splits(i);
   }
 }
 

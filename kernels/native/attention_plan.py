@@ -28,7 +28,7 @@ class AttentionPlan:
 
     def run(self, query: torch.Tensor, pool_layer: torch.Tensor) -> torch.Tensor:
         """Return the attention of each query: [T, heads, head_dim], dense."""
-        output = query.new_empty(query.shape)
+        output = torch.empty_like(query, memory_format=torch.contiguous_format)
         self._attention(
             self._reference,
             self._work,

@@ -30,6 +30,11 @@ constexpr int vectors_for(int rows, int most) {
 // Keys are packed for `multiply_keys`: panel by panel of so many tokens, each [head_dim][PANEL].
 constexpr int PANEL = vectors_for(MOST_ROWS, TILE / LANES) * LANES;
 
+// What a row sees of a tile: positions [first, last) of it, none if last <= first.
+struct Visible {
+  int first, last;
+};
+
 typedef float eight __attribute__((vector_size(32)));
 typedef int32_t eight_ints __attribute__((vector_size(32)));
 typedef uint16_t eight_halves __attribute__((vector_size(16)));
@@ -75,20 +80,18 @@ inline void transpose_eight(const T* const* from, int64_t offset, float* to) {
   }
 }
 
-// keys: where each of the tile's 64 keys begins; out: panels of [head_dim][PANEL].
+// Eight keys, at `t` of the tile, to their place in the panels of [head_dim][PANEL].
 template <typename T>
-void pack_keys(const T* const* keys, int head_dim, float* out) {
-  for (int t = 0; t < TILE; t += 8) {
-    float* panel = out + (t / PANEL) * head_dim * PANEL + t % PANEL;
-    for (int d = 0; d < head_dim; d += 8) transpose_eight(keys + t, d, panel + d * PANEL);
-  }
+inline void pack_eight_keys(const T* const* keys, int t, int head_dim, float* panels) {
+  float* to = panels + (t / PANEL) * head_dim * PANEL + t % PANEL;
+  for (int d = 0; d < head_dim; d += 8) transpose_eight(keys, d, to + d * PANEL);
 }
 
-// scores[r][t] = query[r] . key[t], summed from the first element to the last.
+// scores[r][t] = query[r] . key[t], summed from the first element to the last; undefined where not `wanted`.
 template <int ROWS>
-inline void multiply_keys(const float* query, int head_dim, const float* keys, float* scores) {
-  constexpr int N = vectors_for(ROWS, TILE / LANES);
-  for (int t = 0; t < TILE; t += N * LANES) {
+inline void multiply_keys(const float* query, int head_dim, const float* keys, Visible wanted, float* scores) {
+  constexpr int N = vectors_for(ROWS, TILE / LANES), STEP = N * LANES;
+  for (int t = wanted.first / STEP * STEP; t < wanted.last; t += STEP) {
     const float* panel = keys + (t / PANEL) * head_dim * PANEL;
     floats sums[ROWS][N] = {};
     for (int d = 0; d < head_dim; d++) {
@@ -154,11 +157,6 @@ inline void add_values(const float* weights, const T* const* values, int first, 
   for (; d < width; d += LANES) add_values_at<ROWS, 1>(d, weights, values, first, last, decay, out, width);
 }
 
-// What a row sees of a tile: positions [first, last) of it, none if last <= first.
-struct Visible {
-  int first, last;
-};
-
 // A row's softmax so far: the largest score, in units of log2, and the sum of weights relative to it.
 struct Softmax {
   float largest, sum;
@@ -180,7 +178,8 @@ inline void hide(float* scores, Visible visible) {
 }
 
 // Turn scores into weights, in place, and say by how much what was summed before must decay.
-// A row that sees nothing of the tile keeps its state, and its weights are 0. softcap is 0 for none.
+// Scores that a row does not see may be anything. A row that sees nothing of the tile keeps its state, and its
+// weights are 0. softcap is 0 for none.
 template <int ROWS>
 inline void weigh(float* scores, const Visible* visible, float softcap, Softmax* rows, float* decay) {
   float tile_sums[ROWS];

@@ -24,8 +24,8 @@ KVHIVE_EXPORT int kvhive_copy_blocks(const char* from, const int64_t* sources, i
                                      int64_t threads) {
   if (sources && !inside(sources, count, from_blocks)) return 1;
   if (targets && !inside(targets, count, to_blocks)) return 1;
-#pragma omp parallel for num_threads(threads_for(count* bytes / 4, threads)) schedule(static)
-  for (int64_t i = 0; i < count; i++)
+  for_each(count, threads_for(count * bytes / 4, threads), [&](int64_t i) {
     memcpy(to + (targets ? targets[i] : i) * bytes, from + (sources ? sources[i] : i) * bytes, bytes);
+  });
   return 0;
 }

@@ -53,8 +53,7 @@ void scale_row(const T* x, const W* weight, T* out, int64_t hidden, float scale)
 template <typename T, typename W>
 void rms_norm(const T* x, T* residual, const W* weight, T* out, Rows rows, float eps, int64_t threads) {
   int64_t hidden = rows.hidden;
-#pragma omp parallel for num_threads(threads_for(rows.count* hidden, threads)) schedule(static)
-  for (int64_t r = 0; r < rows.count; r++) {
+  for_each(rows.count, threads_for(rows.count * hidden, threads), [&](int64_t r) {
     const T* own = x + rows.offset(r);
     if (residual) {
       T* total = residual + r * hidden;
@@ -66,7 +65,7 @@ void rms_norm(const T* x, T* residual, const W* weight, T* out, Rows rows, float
     }
     float scale = 1.0f / __builtin_sqrtf(sum_of_squares(own, hidden) / float(hidden) + eps);
     scale_row(own, weight, out + r * hidden, hidden, scale);
-  }
+  });
 }
 
 }  // namespace

@@ -64,7 +64,7 @@ class NativeOperators(ReferenceOperators):
         eps: float,
         rows: tuple[int, int, int, int],
     ) -> torch.Tensor:
-        out = x.new_empty(x.shape)
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
         self._library.kvhive_rms_norm(
             DTYPES[x.dtype],
             DTYPES[weight.dtype],
@@ -93,7 +93,7 @@ class NativeOperators(ReferenceOperators):
 
     def _gated(self, function: ctypes._NamedFuncPointer, gate_up: torch.Tensor) -> torch.Tensor:
         *leading, both = gate_up.shape
-        out = gate_up.new_empty((*leading, both // 2))
+        out = gate_up.new_empty(*leading, both // 2)
         function(
             DTYPES[gate_up.dtype],
             gate_up.data_ptr(),
@@ -109,7 +109,7 @@ class NativeOperators(ReferenceOperators):
         if x.dtype not in _STORED or not _dense_heads(x) or not _angles_fit(cos, sin):
             return super().rotary_embedding(x, cos, sin)
         tokens, heads, head_dim = x.shape
-        out = x.new_empty(x.shape)
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
         self._library.kvhive_rotary(
             DTYPES[x.dtype],
             x.data_ptr(),

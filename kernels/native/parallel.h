@@ -13,6 +13,17 @@ inline int threads_for(int64_t elements, int64_t threads) {
   return int(useful < 1 ? 1 : useful < threads ? useful : threads);
 }
 
+// Call work(i) for all i below `count`. One thread alone forms no team, which would cost more than little work.
+template <typename F>
+inline void for_each(int64_t count, int threads, F work) {
+  if (threads <= 1) {
+    for (int64_t i = 0; i < count; i++) work(i);
+    return;
+  }
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t i = 0; i < count; i++) work(i);
+}
+
 }  // namespace kvhive
 
 // What the library exports; everything else is hidden.

@@ -38,20 +38,18 @@ void turn(const T* from, T* to, const float* cos, const float* sin, int64_t half
 template <typename T>
 void rotary(const T* x, T* out, const float* cos, const float* sin, int64_t tokens, int64_t heads,
             int64_t head_dim, int64_t token_stride, int64_t threads) {
-#pragma omp parallel for num_threads(threads_for(tokens* heads* head_dim, threads)) schedule(static)
-  for (int64_t t = 0; t < tokens; t++) {
+  for_each(tokens, threads_for(tokens * heads * head_dim, threads), [&](int64_t t) {
     const float *c = cos + t * head_dim / 2, *s = sin + t * head_dim / 2;
     for (int64_t h = 0; h < heads; h++)
       turn(x + t * token_stride + h * head_dim, out + (t * heads + h) * head_dim, c, s, head_dim / 2);
-  }
+  });
 }
 
 template <typename T>
 void rotary_and_cache(T* qkv, const float* cos, const float* sin, PoolLayer pool, const int64_t* slots,
                       int64_t tokens, int64_t heads, int64_t head_dim, int64_t threads) {
   int64_t width = (heads + 2 * pool.kv_heads) * head_dim;
-#pragma omp parallel for num_threads(threads_for(tokens* width, threads)) schedule(static)
-  for (int64_t t = 0; t < tokens; t++) {
+  for_each(tokens, threads_for(tokens * width, threads), [&](int64_t t) {
     const float *c = cos + t * head_dim / 2, *s = sin + t * head_dim / 2;
     T* query = qkv + t * width;
     const T *key = query + heads * head_dim, *value = key + pool.kv_heads * head_dim;
@@ -61,20 +59,20 @@ void rotary_and_cache(T* qkv, const float* cos, const float* sin, PoolLayer pool
       turn(key + h * head_dim, to, c, s, head_dim / 2);
       memcpy(to + pool.value_offset(head_dim), value + h * head_dim, head_dim * sizeof(T));
     }
-  }
+  });
 }
 
 template <typename T>
 void reshape_and_cache(const T* key, const T* value, int64_t key_stride, int64_t value_stride, PoolLayer pool,
                        const int64_t* slots, int64_t tokens, int64_t head_dim, int64_t threads) {
   int64_t elements = 2 * tokens * pool.kv_heads * head_dim;
-#pragma omp parallel for num_threads(threads_for(elements, threads)) schedule(static)
-  for (int64_t t = 0; t < tokens; t++)
+  for_each(tokens, threads_for(elements, threads), [&](int64_t t) {
     for (int64_t h = 0; h < pool.kv_heads; h++) {
       T* to = pool.key<T>(slots[t], h, head_dim);
       memcpy(to, key + t * key_stride + h * head_dim, head_dim * sizeof(T));
       memcpy(to + pool.value_offset(head_dim), value + t * value_stride + h * head_dim, head_dim * sizeof(T));
     }
+  });
 }
 
 }  // namespace

@@ -59,8 +59,9 @@ void largest_of(const T* row, int64_t vocab, T* value, int64_t* token) {
 
 template <typename T>
 void greedy(const T* logits, T* values, int64_t* tokens, int64_t rows, int64_t vocab, int64_t threads) {
-#pragma omp parallel for num_threads(threads_for(rows* vocab, threads)) schedule(static)
-  for (int64_t r = 0; r < rows; r++) largest_of(logits + r * vocab, vocab, values + r, tokens + r);
+  for_each(rows, threads_for(rows * vocab, threads), [&](int64_t r) {
+    largest_of(logits + r * vocab, vocab, values + r, tokens + r);
+  });
 }
 
 // What a row's noise is drawn from; mirrored by library.py.
@@ -133,15 +134,15 @@ void gumbel_argmax(const T* scores, const Stream* streams, int64_t* tokens, Best
                    int64_t vocab, int64_t threads) {
   int64_t slices = (vocab + SLICE - 1) / SLICE;
   // Noise costs a few times what passing over an element does.
-#pragma omp parallel for num_threads(threads_for(4 * rows * vocab, threads)) schedule(dynamic, 1)
-  for (int64_t i = 0; i < rows * slices; i++) {
+  for_each(rows * slices, threads_for(4 * rows * vocab, threads), [&](int64_t i) {
     int64_t row = i / slices, begin = i % slices * SLICE;
     int64_t end = begin + SLICE < vocab ? begin + SLICE : vocab;
     scratch[i] = largest_with_noise(scores + row * vocab, begin, end, streams[row]);
-  }
+  });
   for (int64_t row = 0; row < rows; row++) {
     Best best;
-    for (int64_t i = 0; i < slices; i++) best.offer(scratch[row * slices + i].value, scratch[row * slices + i].token);
+    for (const Best* slice = scratch + row * slices; slice < scratch + (row + 1) * slices; slice++)
+      best.offer(slice->value, slice->token);
     tokens[row] = best.token;
   }
 }
