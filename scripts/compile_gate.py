@@ -63,7 +63,17 @@ class Report:
     """Bytes of shared memory per program."""
     wgmma: int
     """Warp-group matrix instructions in the PTX."""
-    fault: str
+    needs_wgmma: bool
+
+    @property
+    def fault(self) -> str:
+        """What the gate refuses it for; empty when it passes."""
+        faults = {
+            "spills": self.stack or self.local,
+            "too much shared memory": self.shared > _SHARED_LIMIT[self.architecture],
+            "no wgmma": self.needs_wgmma and self.architecture == 90 and not self.wgmma,
+        }
+        return ", ".join(name for name, found in faults.items() if found)
 
 
 def cases() -> Iterator[Case]:
@@ -156,13 +166,6 @@ def _report(case: Case, kernel: str, binary: Any, architecture: int) -> Report:
     usage = _resource_usage(binary.asm["cubin"])
     wgmma = len(re.findall(r"wgmma\.mma_async", binary.asm["ptx"]))
     shared = binary.metadata.shared
-    faults = []
-    if usage["STACK"] or usage["LOCAL"]:
-        faults.append("spills")
-    if shared > _SHARED_LIMIT[architecture]:
-        faults.append("too much shared memory")
-    if case.needs_wgmma and architecture == 90 and not wgmma:
-        faults.append("no wgmma")
     return Report(
         kernel,
         case.name,
@@ -172,7 +175,7 @@ def _report(case: Case, kernel: str, binary: Any, architecture: int) -> Report:
         usage["LOCAL"],
         shared,
         wgmma,
-        ", ".join(faults),
+        case.needs_wgmma,
     )
 
 

@@ -54,7 +54,9 @@ def prefill_tile(head_dim: int, element_size: int, capability: int) -> TileShape
     """Return the prefill kernel's shape. head_dim: padded; element_size: bytes of the pool's dtype."""
     if element_size == 4:
         return TileShape(16, 32 if head_dim <= 64 else 16, 4, 2)
-    if head_dim <= 64:
+    if head_dim < 64:
+        return TileShape(64, 64, 4, 3)
+    if head_dim == 64:
         return TileShape(128, 64, 8, 3)
     if capability >= 90:
         # Two warp groups of 64 rows, whose operands stay in shared memory.

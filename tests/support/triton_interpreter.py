@@ -1,8 +1,9 @@
 """Runs the Triton kernels of a test on the CUDA device where there is one, else in Triton's interpreter.
 
-Import it before anything that imports triton: the interpreter is chosen by a variable that triton reads as it
-is imported. It computes with the bit patterns of bfloat16 numbers, truncates where a device rounds, has
-products whose rounding depends on a row's place, and asks numpy for what numpy 2.4 refuses: mended here.
+Import it before the kernels: triton reads the variable that chooses its interpreter as it is imported. The
+interpreter computes with the bit patterns of bfloat16 numbers, truncates where a device rounds, has products
+whose rounding depends on a row's place, and asks numpy for what numpy 2.4 refuses: mended here. Where there is
+no triton, the importing tests are skipped.
 """
 
 from __future__ import annotations
@@ -12,13 +13,19 @@ import sys
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-if DEVICE == "cpu":
-    assert "triton" not in sys.modules or os.environ.get("TRITON_INTERPRET") == "1", "imported too late"
+if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
     os.environ["TRITON_INTERPRET"] = "1"
+    # Libraries that use no kernel have imported it all the same: once more, then, but for its compiled parts.
+    for name in [name for name in sys.modules if name.partition(".")[0] == "triton"]:
+        if not name.startswith("triton._C"):
+            del sys.modules[name]
+
+pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
 from triton.runtime import interpreter  # noqa: E402
