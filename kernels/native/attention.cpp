@@ -38,11 +38,11 @@ struct Scratch {
 };
 
 // Sums of one split join those of the splits before it. A split that a row does not see changes no bit.
-void join(Softmax& row, float* out, const Softmax& split, const float* split_out, int64_t width) {
+void join(Softmax& row, float* out, const Softmax& split, const float* split_out, int64_t width, float to_log2) {
   float largest = split.largest > row.largest ? split.largest : row.largest;
   if (largest == NOTHING && split.sum == 0) return;  // not so where all its scores are NaN
   float exponents[LANES] = {row.largest - largest, split.largest - largest};
-  floats factors = exp2_of_negative(load(exponents));
+  floats factors = exp2_of_negative(load(exponents) * broadcast(to_log2));
   for (int64_t d = 0; d < width; d += LANES)
     store(out + d, fma(load(split_out + d), broadcast(factors[1]), load(out + d) * broadcast(factors[0])));
   row.sum = row.sum * factors[0] + split.sum * factors[1];
@@ -53,7 +53,8 @@ template <typename T>
 class Attention {
  public:
   Attention(const AttentionCall& call, const void* query, const void* pool, void* out)
-      : call(call), query((const T*)query), pool((const T*)pool), out((T*)out) {}
+      : call(call), scaling{float(call.scale), float(call.softcap)}, query((const T*)query), pool((const T*)pool),
+        out((T*)out) {}
 
   // All that a piece sees: its result goes to `out`, or the sums of its split to `partial`.
   void compute(const Piece& piece, const Scratch& scratch, float* partial_out, Softmax* partial_rows) {
@@ -72,7 +73,7 @@ class Attention {
       compute_split(piece, {begin, end}, scratch, scratch.split_out, scratch.split_rows);
       for (int64_t r = 0; r < rows; r++)
         join(scratch.rows[r], scratch.out + r * width, scratch.split_rows[r], scratch.split_out + r * width,
-             width);
+             width, scaling.to_log2());
       begin = end;
     }
     for (int64_t r = 0; r < rows; r++) write(piece, r, scratch.rows[r], scratch.out + r * width);
@@ -85,13 +86,14 @@ class Attention {
       float sums[MOST_HEAD_DIM] = {};
       Softmax row{NOTHING, 0};
       for (int64_t at = joined.partial + r; at < joined.partial + joined.splits * rows; at += rows)
-        join(row, sums, partial_rows[at], partial_out + at * width, width);
+        join(row, sums, partial_rows[at], partial_out + at * width, width, scaling.to_log2());
       write(joined.piece, r, row, sums);
     }
   }
 
  private:
   const AttentionCall& call;
+  Scaling scaling;
   const T *query, *pool;
   T* out;
 
@@ -105,14 +107,12 @@ class Attention {
     for (int64_t r = 0; r < count; r++) rows[r] = {NOTHING, 0};
   }
 
-  // Scores come out in units of log2, or ready for the tanh of the soft cap.
   void take_queries(const Piece& piece, float* to) const {
-    floats factor = broadcast(float(call.softcap > 0 ? call.scale / call.softcap : call.scale * LOG2_E));
     for (int64_t r = 0; r < piece.count * call.group(); r++) {
       const T* from = query + row_offset(piece, r, call.query_stride);
       for (int64_t d = 0; d < call.head_dim; d += LANES) {
         int count = lanes(d, call.head_dim);
-        store(to + r * call.head_dim + d, load(from + d, count) * factor, count);
+        store(to + r * call.head_dim + d, load(from + d, count), count);
       }
     }
   }
@@ -189,7 +189,7 @@ class Attention {
       Visible visible[rows], any = see(where, at, rows, visible);
       if (any.first >= any.last) return;
       multiply_keys<rows>(scratch.query + at * head_dim, head_dim, scratch.keys, any, scores);
-      weigh<rows>(scores, visible, float(call.softcap), softmax + at, decay);
+      weigh<rows>(scores, visible, scaling, softmax + at, decay);
       add_values<rows>(scores, values, any.first, any.last, decay, sums + at * width, width);
     });
   }

@@ -157,16 +157,25 @@ inline void add_values(const float* weights, const T* const* values, int first, 
   for (; d < width; d += LANES) add_values_at<ROWS, 1>(d, weights, values, first, last, decay, out, width);
 }
 
-// A row's softmax so far: the largest score, in units of log2, and the sum of weights relative to it.
+// A row's softmax so far: the largest score, before its scaling, and the sum of weights relative to it.
 struct Softmax {
   float largest, sum;
 };
 
 constexpr float NOTHING = -__builtin_inff();
 
-// softcap * tanh(score / softcap), in units of log2; the division has been done.
-inline void cap(float* scores, float softcap) {
-  for (int t = 0; t < TILE; t += LANES) store(scores + t, tanh(load(scores + t)) * broadcast(softcap * LOG2_E));
+// What becomes of a product of query and key before the exponential.
+struct Scaling {
+  float scale, softcap;  // softcap 0 for none
+
+  // The exponent of 2 is this times the difference to the largest: scaled last, it is rounded least.
+  float to_log2() const { return softcap > 0 ? LOG2_E : scale * LOG2_E; }
+};
+
+// softcap * tanh(score * scale / softcap)
+inline void cap(float* scores, Scaling scaling) {
+  floats inside = broadcast(scaling.scale / scaling.softcap), outside = broadcast(scaling.softcap);
+  for (int t = 0; t < TILE; t += LANES) store(scores + t, tanh(load(scores + t) * inside) * outside);
 }
 
 inline void hide(float* scores, Visible visible) {
@@ -179,13 +188,14 @@ inline void hide(float* scores, Visible visible) {
 
 // Turn scores into weights, in place, and say by how much what was summed before must decay.
 // Scores that a row does not see may be anything. A row that sees nothing of the tile keeps its state, and its
-// weights are 0. softcap is 0 for none.
+// weights are 0.
 template <int ROWS>
-inline void weigh(float* scores, const Visible* visible, float softcap, Softmax* rows, float* decay) {
+inline void weigh(float* scores, const Visible* visible, Scaling scaling, Softmax* rows, float* decay) {
+  floats to_log2 = broadcast(scaling.to_log2());
   float tile_sums[ROWS];
   for (int r = 0; r < ROWS; r++) {
     float* row = scores + r * TILE;
-    if (softcap > 0) cap(row, softcap);
+    if (scaling.softcap > 0) cap(row, scaling);
     if (visible[r].first > 0 || visible[r].last < TILE) hide(row, visible[r]);
     floats top = broadcast(NOTHING);
     for (int t = 0; t < TILE; t += LANES) top = larger(load(row + t), top);
@@ -194,7 +204,7 @@ inline void weigh(float* scores, const Visible* visible, float softcap, Softmax*
     floats base = broadcast(largest == NOTHING ? 0.0f : largest);
     floats sum = {};
     for (int t = 0; t < TILE; t += LANES) {
-      floats weight = exp2_of_negative(load(row + t) - base);
+      floats weight = exp2_of_negative((load(row + t) - base) * to_log2);
       store(row + t, weight);
       sum += weight;
     }
@@ -205,7 +215,7 @@ inline void weigh(float* scores, const Visible* visible, float softcap, Softmax*
   // The decays of all rows in as few exponentials as the vectors allow; 2^0 is exactly 1.
   for (int i = 0; i < ROWS; i += LANES) {
     int count = lanes(i, ROWS);
-    store(decay + i, exp2_of_negative(load(decay + i, count)), count);
+    store(decay + i, exp2_of_negative(load(decay + i, count) * to_log2), count);
   }
   for (int r = 0; r < ROWS; r++) rows[r].sum = rows[r].sum * decay[r] + tile_sums[r];
 }

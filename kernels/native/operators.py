@@ -197,7 +197,7 @@ class NativeOperators(ReferenceOperators):
         """See paged_attention.py."""
         tokens, _, head_dim = query.shape
         fits = query.dtype in _STORED and query.dtype == pool_layer.dtype and _dense_heads(query)
-        if not fits or not tokens or head_dim % 8 or head_dim > _MOST_HEAD_DIM:
+        if not (fits and tokens and scale > 0) or head_dim % 8 or head_dim > _MOST_HEAD_DIM:
             return super().paged_attention(query, pool_layer, metadata, scale, window, softcap)
         plan = attention_plan(self._library, query, pool_layer, metadata, scale, window, softcap)
         return plan.run(query, pool_layer)
