@@ -2,8 +2,8 @@
 
 Import it before the kernels: triton reads the variable that chooses its interpreter as it is imported. The
 interpreter computes with the bit patterns of bfloat16 numbers, truncates where a device rounds, has products
-whose rounding depends on a row's place, and asks numpy for what numpy 2.4 refuses: mended here. Where there is
-no triton, the importing tests are skipped.
+whose rounding depends on a row's place, and asks numpy for what numpy 2.4 refuses: mended here. Where there
+is no triton, the importing tests are skipped.
 """
 
 from __future__ import annotations
