@@ -116,7 +116,9 @@ class StepInputs:
             row[count:] = own[0]
         tables[len(chunks) :] = self._spare_block
         if tables.min() < 0 or tables.max() >= self._pool_blocks:
-            raise ValueError(f"a block is outside the pool of {self._pool_blocks}: {tables.max()}")
+            raise ValueError(
+                f"a block table leaves a pool of {self._pool_blocks}: has {tables.min()} to {tables.max()}"
+            )
 
     def _on_device(self, shape: StepShape, lengths: list[int], contexts: list[int]) -> ForwardBatch:
         if self._own is not self._host:

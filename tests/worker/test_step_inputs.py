@@ -76,7 +76,8 @@ def test_a_batch_of_one_shape_stays_where_it_is():
 
 
 @pytest.mark.parametrize(
-    ("table", "message"), [([1], "needs 2 blocks, has"), ([0, 64], "outside"), ([0, -1], "outside")]
+    ("table", "message"),
+    [([1], "needs 2 blocks, has"), ([0, 64], "leaves a pool of 64"), ([0, -1], "leaves")],
 )
 def test_blocks_that_are_missing_or_outside_the_pool_are_refused(table, message):
     with pytest.raises(ValueError, match=message):
