@@ -107,12 +107,16 @@ class Operators(Protocol):
 
 def operators_for(tensor: torch.Tensor) -> Operators:
     """Return who computes on this tensor's device."""
-    return _operators(tensor.device.type, os.environ.get(BACKEND_VARIABLE, "auto"))
+    return operators_on(tensor.device.type)
 
 
 @functools.cache
-def _operators(device: str, wanted: str) -> Operators:
-    """Choose once per device. Raises ValueError for an unknown backend, RuntimeError for an absent one."""
+def operators_on(device: str) -> Operators:
+    """Choose once per kind of device, by the environment as it is then.
+
+    Raises ValueError for an unknown backend, RuntimeError for an absent one.
+    """
+    wanted = os.environ.get(BACKEND_VARIABLE, "auto")
     # Imported here, so that neither a compiler nor Triton is asked for on a device that needs none.
     if wanted not in _BACKENDS:
         raise ValueError(f"{BACKEND_VARIABLE}: needs one of {', '.join(_BACKENDS)}, is {wanted!r}")

@@ -50,8 +50,9 @@ class DecoderModel:
         angles = self._angles(batch.positions)
         residual = self._embed(batch.token_ids)
         hidden = rms_norm(residual, self._weights.layers[0].attention_norm, eps)
+        pool_layers = pool.unbind(1)
         for index, layer in enumerate(self._weights.layers):
-            hidden = self._attention(index, layer, hidden, angles, batch, pool[:, index])
+            hidden = self._attention(index, layer, hidden, angles, batch, pool_layers[index])
             if layer.post_attention_norm is not None:
                 hidden = rms_norm(hidden, layer.post_attention_norm, eps)
             hidden, residual = add_rms_norm(hidden, residual, layer.mlp_norm, eps)

@@ -7,7 +7,7 @@ import torch
 from triton_interpreter import DEVICE
 
 from kvhive.kernels.activation import gelu_tanh_and_mul, silu_and_mul
-from kvhive.kernels.operators import BACKEND_VARIABLE, operators_for
+from kvhive.kernels.operators import BACKEND_VARIABLE, operators_for, operators_on
 from kvhive.kernels.philox import NoiseStream
 from kvhive.kernels.reference.operators import ReferenceOperators
 from kvhive.kernels.triton.operators import TritonOperators
@@ -38,10 +38,18 @@ def _seeded():
 
 def test_the_backend_can_be_asked_for(monkeypatch):
     monkeypatch.setenv(BACKEND_VARIABLE, "triton")
-    x = randn(2, 10)
-    assert operators_for(x).name == "triton"
-    equal(silu_and_mul(x), REFERENCE.silu_and_mul(x))
-    equal(gelu_tanh_and_mul(x), REFERENCE.gelu_tanh_and_mul(x))
+    operators_on.cache_clear()
+    try:
+        x = randn(2, 10)
+        assert operators_for(x).name == "triton"
+        equal(silu_and_mul(x), REFERENCE.silu_and_mul(x))
+        equal(gelu_tanh_and_mul(x), REFERENCE.gelu_tanh_and_mul(x))
+        monkeypatch.setenv(BACKEND_VARIABLE, "trition")
+        operators_on.cache_clear()
+        with pytest.raises(ValueError, match="needs one of auto, reference, native, triton, is 'trition'"):
+            operators_for(x)
+    finally:
+        operators_on.cache_clear()
 
 
 @pytest.mark.parametrize("wide", [False, True])
