@@ -4,8 +4,8 @@
 
 Two rates bound every step: how fast weights and KV are read from memory, and how fast matrices are multiplied
 at the model's own shapes. A step takes at least the longer of the two; a workload takes their sum over its
-steps, prompts apart from output, a shared prefix computed once. Nothing is granted for softmax, norms, sampling
-or Python: those are what stands between a server and this limit.
+steps, prompts apart from output, a shared prefix computed once. Nothing is granted for softmax, norms,
+sampling or Python: those are what stands between a server and this limit.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ from kvhive.worker.decoder_config import DecoderConfig, Rope
 
 CONFIG = DecoderConfig(
     vocab_size=10, hidden_size=8, intermediate_size=6, layers=1, heads=2, kv_heads=1, head_dim=4,
-    max_context=100, rms_norm_eps=1e-5, rope=Rope(10000.0), tie_embeddings=True, attention_bias=False, output_bias=False,
-    mlp_bias=False, eos_token_ids=frozenset(), checkpoint_dtype="float32", attention_scale=0.5,
+    max_context=100, rms_norm_eps=1e-5, rope=Rope(10000.0), tie_embeddings=True,
+    attention_bias=False, output_bias=False, mlp_bias=False,
+    eos_token_ids=frozenset(), checkpoint_dtype="float32", attention_scale=0.5,
 )  # fmt: skip
 LAYER = (8 + 8) * 8 + 8 * 8 + 12 * 8 + 8 * 6
 """Elements of Q, K, V; output; gate and up; down."""
