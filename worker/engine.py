@@ -85,8 +85,18 @@ class Engine:
         self._post(lambda: self._drop(request_id))
 
     def clear_cache(self, done: Callable[[int], None]) -> None:
-        """Forget all cached blocks; `done` is called with their number, from the engine's thread."""
-        self._post(lambda: done(self._manager.pool.clear()))
+        """Forget all cached blocks; `done` is called with their number, from the engine's thread.
+
+        Who hears that finds it in `load`, and the index has been told.
+        """
+
+        def clear() -> None:
+            count = self._manager.pool.clear()
+            self._report()
+            self._hooks.publish(self._manager.pool.drain_events())
+            done(count)
+
+        self._post(clear)
 
     @property
     def load(self) -> LoadReport:
