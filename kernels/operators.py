@@ -78,6 +78,10 @@ class Operators(Protocol):
         """See paged_attention.py."""
         ...
 
+    def records_attention(self, pool_layer: torch.Tensor) -> bool:
+        """Whether a CUDA graph of paged_attention over such a pool is right for any lengths."""
+        ...
+
     def gather_blocks(self, pool: torch.Tensor, blocks: torch.Tensor, out: torch.Tensor) -> None:
         """See block_copy.py."""
         ...
@@ -117,17 +121,21 @@ def operators_on(device: str) -> Operators:
     Raises ValueError for an unknown backend, RuntimeError for an absent one.
     """
     wanted = os.environ.get(BACKEND_VARIABLE, "auto")
-    # Imported here, so that neither a compiler nor Triton is asked for on a device that needs none.
     if wanted not in _BACKENDS:
         raise ValueError(f"{BACKEND_VARIABLE}: needs one of {', '.join(_BACKENDS)}, is {wanted!r}")
+    # Imported where they are used: neither a compiler nor Triton is asked for on a device that needs none.
     if wanted == "native" or (wanted == "auto" and device == "cpu"):
+        if device != "cpu":
+            raise RuntimeError(f"{BACKEND_VARIABLE}: native kernels are for the CPU, not for {device}")
         from kvhive.kernels.native.operators import native_operators
 
         if found := native_operators(required=wanted == "native"):
             return found
     if wanted == "triton" or (wanted == "auto" and device == "cuda"):
-        from kvhive.kernels.triton.operators import TritonOperators
-
+        try:
+            from kvhive.kernels.triton.operators import TritonOperators
+        except ImportError as error:
+            raise RuntimeError(f"Triton kernels: {error}") from error
         return TritonOperators()
     from kvhive.kernels.reference.operators import ReferenceOperators
 

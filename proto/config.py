@@ -51,7 +51,7 @@ class WorkersConfig:
     pool_tokens: int = 0
     """Tokens of each worker's KV pool; 0: what `gpu_memory_utilization` leaves, on a CPU 16384."""
     gpu_memory_utilization: float = 0.9
-    """On CUDA: the share of the device's memory for weights, steps and an automatic pool."""
+    """On CUDA: the share of its memory for weights, the largest step and an automatic pool."""
     cuda_graphs: bool = True
     """On CUDA: record decode steps once and replay them, which saves hundreds of launches a step."""
     max_step_tokens: int = 512
@@ -75,7 +75,7 @@ class SpeculationConfig:
     max_drafts: int = 4
     """Most tokens guessed ahead; each worker tries fewer, or none, where that is faster."""
     draft_model: str = ""
-    """For `draft`: path of a model with the served model's vocabulary."""
+    """For `draft`: path of a model with the same vocabulary; on CUDA set `workers.pool_tokens` too."""
     ngram_min: int = 2
     """For `ngram`: fewest tokens that must have stood there before."""
     ngram_max: int = 4

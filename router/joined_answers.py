@@ -23,7 +23,7 @@ async def joined(
                 yield event
         return
     usages: list[Usage] = []
-    async with aclosing(merged(streams)) as items:
+    async with aclosing(merged(streams, first_alone=False)) as items:
         async for stream, event in items:
             match event:
                 case Delta(choice=choice):

@@ -9,17 +9,21 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+async def merged(
+    streams: Sequence[AsyncGenerator[T, None]], first_alone: bool = True
+) -> AsyncGenerator[tuple[int, T], None]:
     """Yield (index of the stream, item) as items come, one read ahead per stream; the items are never None.
 
-    The others are begun when the first one has brought something, or has ended: what it computes and caches
-    first is what they would all compute. The first error ends everything. Closing this closes all streams.
+    first_alone: begin the others when the first one has brought something, or has ended, for what it computes
+        and caches first is what they would all compute
+
+    The first error ends everything. Closing this closes all streams.
     """
     tasks: dict[asyncio.Task[T | None], int] = {}
     begun = 0
     try:
         while tasks or begun < len(streams):
-            for index in range(begun, len(streams) if begun else 1):
+            for index in range(begun, 1 if first_alone and not begun else len(streams)):
                 tasks[asyncio.create_task(_next(streams[index]))] = index
                 begun = index + 1
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -24,6 +24,8 @@ DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for this endpoint."""
 MAX_PROMPTS = 64
 """Prompts of one body: each is a request of its own to the cluster."""
+MAX_SCORED_ANSWERS = 8
+"""Answers of one body that repeat their prompt with log-probabilities: kilobytes for every prompt token."""
 
 _SUPPORTED = {"prompt", "echo"}
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
@@ -45,9 +47,15 @@ def parse_text_completion(body: dict[str, Any], request_id: str) -> CompletionRe
     logprobs: int | None = typed(given, "logprobs", int, None)
     check_logprobs("logprobs", logprobs)
     sampling = sampling_fields(given, typed(given, "max_tokens", int, DEFAULT_MAX_TOKENS), logprobs)
+    prompts, several = _prompts(given)
     if echo:
         sampling = replace(sampling, prompt_logprobs=logprobs)
-    prompts, several = _prompts(given)
+    answers = len(prompts) * typed(given, "n", int, 1)
+    if echo and logprobs is not None and answers > MAX_SCORED_ANSWERS:
+        raise InvalidRequest(
+            "prompt",
+            f"with echo and logprobs must ask for at most {MAX_SCORED_ANSWERS} answers, asks for {answers}",
+        )
     return CompletionRequest(
         tuple(generate_request(given, prompt, sampling, request_id) for prompt in prompts),
         stream,

@@ -76,6 +76,8 @@ class BenchClient:
             timing.error = f"no end within {self._timeout_s:g} s"
         except (OSError, ValueError, ExchangeFailed, h11.RemoteProtocolError) as error:
             timing.error = f"{type(error).__name__}: {error}"[:SHOWN_CHARACTERS]
+        except (LookupError, TypeError, AttributeError) as error:
+            timing.error = f"an answer of another shape: {error!r}"[:SHOWN_CHARACTERS]
         timing.total_s = self._clock() - began
         return timing
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from kvhive.scripts.gpu_engine import (
+    check_engine,
     make_runner,
     step_overhead,
     time_decode,
@@ -25,7 +26,7 @@ from kvhive.scripts.gpu_limits import measure_limits
 
 
 def main() -> None:
-    """Run the check and exit: 0 when every kernel is right."""
+    """Run the check and exit: 0 when every kernel and the engine are right."""
     parser = argparse.ArgumentParser(prog="gpu_check", description=__doc__)
     parser.add_argument("--dry", action="store_true", help="on the CPU, in miniature")
     parser.add_argument("--json", type=Path, help="write everything there")
@@ -38,7 +39,7 @@ def main() -> None:
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
-    wrong = [row["case"] for row in report["kernels"] if not row["right"]]
+    wrong = [row["case"] for row in (*report["kernels"], *report["engine"]) if not row["right"]]
     for case in wrong:
         print(f"WRONG: {case}", file=sys.stderr)
     sys.exit(1 if wrong else 0)
@@ -66,6 +67,7 @@ def run(device: torch.device, dry: bool) -> dict[str, Any]:
         section("kernel_times", lambda: time_kernels(device, limits, dry))
     runner = make_runner(device, dry)
     section("pool", lambda: {"blocks": runner.num_blocks, "tokens": runner.num_blocks * 16})
+    section("engine", lambda: [check_engine(runner, dry)])
     section("decode", lambda: time_decode(runner, limits, dry))
     section("prefill", lambda: time_prefill(runner, dry))
     section("first_token", lambda: time_to_first_token(runner, dry))

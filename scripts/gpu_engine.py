@@ -17,11 +17,14 @@ from kvhive.worker.decoder_config import DecoderConfig, Rope
 from kvhive.worker.engine import Engine, EngineHooks, Output
 from kvhive.worker.kv_cache_manager import KvCacheManager
 from kvhive.worker.model_runner import Chunk
+from kvhive.worker.pool_size import DeviceMemory
 from kvhive.worker.scheduler import Scheduler, SchedulerLimits
 from kvhive.worker.sequence import SamplingParams, Sequence
-from kvhive.worker.torch_runner import DeviceMemory, TorchModelRunner
+from kvhive.worker.torch_runner import TorchModelRunner
 
 BLOCK = 16
+MOST_LOGPROB_DIFFERENCE = 0.1
+"""Between two orders of the same sums in bfloat16. Random weights have near ties: some tokens may differ."""
 _GREEDY = SamplingParams(max_tokens=1)
 
 
@@ -87,6 +90,49 @@ def make_runner(device: torch.device, dry: bool) -> TorchModelRunner:
     memory = DeviceMemory(utilization=0.9, max_step_tokens=8192, max_running=256)
     blocks = 256 if device.type == "cpu" else 0
     return TorchModelRunner(model, config, dtype, device, blocks, BLOCK, memory=memory)
+
+
+def check_engine(runner: TorchModelRunner, dry: bool) -> dict[str, Any]:
+    """Compute the same three sequences in two ways and compare what the tokens were worth.
+
+    One way is whole prompts, then steps of one token: CUDA graphs, padded from 3 to 4. The other is prompts
+    in pieces of which nothing is read, then all tokens at once as drafts: no graph, other kernels and blocks.
+    """
+    length, steps, piece = (90, 6, 37) if dry else (1500, 12, 512)
+    each = -(-(length + steps) // BLOCK)
+    prompts = [torch.randint(0, runner.shape.vocab_size, (length,)).tolist() for _ in range(3)]
+    tables = [list(range(i * each, (i + 1) * each)) for i in range(6)]
+    sampling = SamplingParams(max_tokens=steps, logprobs=0)
+
+    def chunk(i: int, start: int, tokens: list[int], last: bool, drafts: tuple[int, ...] = ()) -> Chunk:
+        return Chunk(
+            tokens, start, tables[i], sampling if last else None, prompt_tokens=length, drafts=drafts
+        )
+
+    single = [[result] for result in runner.run([chunk(i, 0, prompts[i], True) for i in range(3)])]
+    for step in range(1, steps):
+        chunks = [chunk(i, length + step - 1, [*single[i][-1].tokens], True) for i in range(3)]
+        for results, result in zip(single, runner.run(chunks), strict=True):
+            results.append(result)
+    for start in range(0, length - 1, piece):
+        part = slice(start, min(start + piece, length - 1))
+        runner.run([chunk(i + 3, start, prompts[i][part], False) for i in range(3)])
+    drafts = [tuple(token for result in results for token in result.tokens) for results in single]
+    at_once = runner.run([chunk(i + 3, length - 1, prompts[i][-1:], True, drafts[i][:-1]) for i in range(3)])
+    pairs = [
+        (one.logprobs[0].logprob, other.logprob)
+        for results, result in zip(single, at_once, strict=True)
+        for one, token, other in zip(results, result.tokens, result.logprobs, strict=False)
+        if one.tokens[0] == token
+    ]
+    difference = max((abs(a - b) for a, b in pairs), default=float("inf"))
+    return {
+        "case": "engine, two ways",
+        "tokens": 3 * steps,
+        "agreed": len(pairs),
+        "difference": difference,
+        "right": difference < MOST_LOGPROB_DIFFERENCE and len(pairs) >= steps,
+    }
 
 
 def weight_bytes(config: DecoderConfig, itemsize: int) -> int:

@@ -38,6 +38,8 @@ class DecoderModel:
         self._windows = [config.layer_window(index) for index in range(config.layers)]
         self._frequencies = [inverse_frequencies(rope, config.head_dim).to(device) for rope in ropes]
         self._magnitudes = [magnitude(rope) for rope in ropes]
+        # Rounded to the model's dtype, as in training; on the device, so that a CUDA graph can record it.
+        self._embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=dtype, device=device)
         self._activation = gelu_tanh_and_mul if config.activation == "gelu_tanh" else silu_and_mul
 
     def forward(self, batch: ForwardBatch, pool: torch.Tensor) -> torch.Tensor:
@@ -76,8 +78,7 @@ class DecoderModel:
         embedded = F.embedding(token_ids, self._weights.embedding)
         if not self.config.scaled_embedding:
             return embedded
-        # The factor is rounded to the model's dtype first, as in training.
-        return embedded * torch.tensor(self.config.hidden_size**0.5).to(embedded)
+        return embedded * self._embedding_scale
 
     def _next_norm(self, index: int) -> torch.Tensor:
         """The norm after layer `index`: the next layer's first, or the model's last."""

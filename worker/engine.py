@@ -128,7 +128,7 @@ class Engine:
         progress = self._scheduler.commit(plan, self._run(plan)) if plan else []
         self._tell_rest()  # where nothing was launched meanwhile
         self._untold = progress
-        if not self._runner.overlaps or self._scheduler.idle:
+        if not self._runner.overlaps or not self._scheduler.running:
             self._tell_rest()
 
     def calibrate(self, token_counts: Iterable[int]) -> None:
@@ -145,10 +145,13 @@ class Engine:
                 self._timed_run([Chunk([0], count - 1, blocks, None)])
 
     def abandon(self, error: KvhiveError) -> None:
-        """Give every request inside `error`. Told first: the pool may be what is broken."""
-        self._tell_rest()
-        refused, self._refused = self._refused, []
-        self._hooks.deliver(refused + [Output(request_id, error=error) for request_id in self._sequences])
+        """Give every request inside `error`, after what it got before. Told first: the pool may be broken."""
+        try:
+            self._tell_rest()
+        finally:
+            refused, self._refused = self._refused, []
+            failed = [Output(request_id, error=error) for request_id in self._sequences]
+            self._hooks.deliver(refused + failed)
         sequences, self._sequences = self._sequences, {}
         for seq in sequences.values():
             self._scheduler.cancel(seq)

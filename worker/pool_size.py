@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from kvhive.proto.errors import ModelError
@@ -11,6 +13,18 @@ from kvhive.worker.model_runner import Chunk, ModelShape
 from kvhive.worker.step_inputs import StepInputs
 
 _TRIAL_SEQUENCES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """How a runner uses a CUDA device."""
+
+    utilization: float
+    """The share of the device's memory that weights, the largest step and the pool may take together."""
+    max_step_tokens: int
+    max_running: int
+    graphs: bool = True
+    """Decode steps as CUDA graphs. What they and sampling hold comes out of the rest of the memory."""
 
 
 def blocks_that_fit(total: int, utilization: float, others: int, peak: int, block_bytes: int) -> int:
@@ -43,13 +57,15 @@ def measured_blocks(
     dtype: torch.dtype,
     device: torch.device,
     block_size: int,
-    utilization: float,
-    max_step_tokens: int,
+    memory: DeviceMemory,
 ) -> int:
-    """Run the largest step on a CUDA device and return how many blocks fit beside it."""
+    """Run the largest step on a CUDA device and return how many blocks fit beside it.
+
+    Call it under inference_mode: what gradients would keep is not to be counted.
+    """
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
-    tokens = min(max_step_tokens, _TRIAL_SEQUENCES * shape.max_context)
+    tokens = min(memory.max_step_tokens, _TRIAL_SEQUENCES * shape.max_context)
     length = -(-tokens // _TRIAL_SEQUENCES)
     blocks = -(-length // block_size)
     pool = allocate_pool(shape, blocks, block_size, dtype, device)
@@ -57,11 +73,12 @@ def measured_blocks(
     inputs = StepInputs(pool, windows)
     # All write the same blocks: only the memory of the step counts here.
     chunks = [trial] * max(1, tokens // length)
-    model.forward(inputs.lay_out(chunks, range(len(chunks))), pool)
+    rows = range(min(len(chunks) * length, memory.max_running))
+    model.forward(inputs.lay_out(chunks, rows), pool)
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device) - pool.nbytes
     del pool, inputs
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     others = total - free - torch.cuda.memory_allocated(device)
-    return blocks_that_fit(total, utilization, max(0, others), peak, shape.block_bytes(block_size))
+    return blocks_that_fit(total, memory.utilization, max(0, others), peak, shape.block_bytes(block_size))

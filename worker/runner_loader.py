@@ -9,7 +9,8 @@ import torch
 from kvhive.proto.errors import ModelError
 from kvhive.worker.model_config import read_model_config, resolve_dtype
 from kvhive.worker.model_loader import load_model
-from kvhive.worker.torch_runner import DeviceMemory, TorchModelRunner
+from kvhive.worker.pool_size import DeviceMemory
+from kvhive.worker.torch_runner import TorchModelRunner
 
 
 def load_runner(

@@ -33,13 +33,13 @@ from kvhive.worker.kv_event_publisher import KvEventPublisher
 from kvhive.worker.model_identity import model_identity
 from kvhive.worker.model_runner import ModelRunner
 from kvhive.worker.options import WorkerOptions, pool_blocks
+from kvhive.worker.pool_size import DeviceMemory
 from kvhive.worker.runner_loader import load_runner
 from kvhive.worker.scheduler import DraftsFor, Scheduler, SchedulerLimits
 from kvhive.worker.service import ClusterTokenGuard, WorkerService
 from kvhive.worker.speculation import make_drafter
 from kvhive.worker.speculation_control import SpeculationControl
 from kvhive.worker.speculative_runner import SpeculativeRunner
-from kvhive.worker.torch_runner import DeviceMemory
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -3,8 +3,8 @@
     int64: tokens [T], positions [T], slots [T], logit rows [S]
     int32: query starts [B + 1], context lengths [B], block tables [B, W]
 
-On the CPU the buffer is the batch. On CUDA it is pinned, and the copy waits for nothing; by the time the next
-step is written, this one's tokens have been read, so the copy is over.
+On the CPU the buffer is the batch. On CUDA it is pinned, and the copy waits for nothing; the next step is
+written only when this one has ended, so the copy is over by then.
 """
 
 from __future__ import annotations

@@ -4,32 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as ReadOnly
-from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 
+from kvhive.kernels.operators import operators_for
 from kvhive.worker.decode_graphs import DecodeGraphs, graph_sizes, is_plain_decode
 from kvhive.worker.decoder import DecoderModel
 from kvhive.worker.decoder_config import DTYPES, DecoderConfig
 from kvhive.worker.forward_batch import LanguageModel
 from kvhive.worker.kv_cache import allocate_pool
 from kvhive.worker.model_runner import Chunk, ChunkResult, ModelShape
-from kvhive.worker.pool_size import measured_blocks
+from kvhive.worker.pool_size import DeviceMemory, measured_blocks
 from kvhive.worker.sampler import counts_history, logit_offsets, read_results
 from kvhive.worker.step_inputs import StepInputs
 from kvhive.worker.transformers_config import TransformersConfig
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceMemory:
-    """How a runner uses a CUDA device."""
-
-    utilization: float
-    """The share of the device's memory that weights, steps and pool may take together."""
-    max_step_tokens: int
-    max_running: int
-    graphs: bool = True
 
 
 class TorchModelRunner:
@@ -127,8 +116,10 @@ class TorchModelRunner:
         """Compute one step, with launch's errors."""
         return self.launch(chunks)()
 
-    @staticmethod
-    def _results(logits: torch.Tensor, chunks: ReadOnly[Chunk]) -> list[ChunkResult]:
+    def _results(self, logits: torch.Tensor, chunks: ReadOnly[Chunk]) -> list[ChunkResult]:
+        if self.overlaps and not logits.shape[0]:
+            # Nothing is read of such a step, so nothing else would wait for its end.
+            torch.cuda.current_stream(self._device).synchronize()
         with torch.inference_mode():
             return read_results(logits, chunks)
 
@@ -144,20 +135,16 @@ class TorchModelRunner:
             raise ValueError(
                 "num_blocks: only a CUDA device's memory can be measured; needs at least 1, is 0"
             )
-        return measured_blocks(
-            self._model,
-            self._shape,
-            self._windows,
-            dtype,
-            self._device,
-            block_size,
-            memory.utilization,
-            memory.max_step_tokens,
-        )
+        with torch.inference_mode():
+            return measured_blocks(
+                self._model, self._shape, self._windows, dtype, self._device, block_size, memory
+            )
 
     def _capture(self, memory: DeviceMemory | None) -> DecodeGraphs | None:
         if memory is None or not memory.graphs or not isinstance(self._model, DecoderModel):
             return None  # what transformers' layers do, a graph may not be able to record
+        if not operators_for(self._pool).records_attention(self._pool[:, 0]):
+            return None  # it would record the lengths of the batch that it was captured with
         sizes = graph_sizes(memory.max_running)
         with torch.inference_mode():
             return DecodeGraphs(self._model, self._pool, self._windows, sizes, self._shape.max_context)

@@ -24,8 +24,13 @@ _LOCK_POLL_SECONDS = 0.05
 
 
 def cache_directory() -> Path:
-    """Return the user's directory for them: $XDG_CACHE_HOME/kvhive or ~/.cache/kvhive."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvhive"
+    """Return $XDG_CACHE_HOME/kvhive or ~/.cache/kvhive. Raises OSError for a user without a home."""
+    if named := os.environ.get("XDG_CACHE_HOME"):
+        return Path(named) / "kvhive"
+    try:
+        return Path.home() / ".cache" / "kvhive"
+    except RuntimeError as error:  # a user without a name, as in some containers
+        raise OSError(f"no home directory: {error}") from error
 
 
 @contextlib.contextmanager
@@ -41,9 +46,8 @@ def cached_library(
     ends in an OSError, what is there is no library and is forgotten: the next start builds another. Raises
     BuildError when the build fails, or when the directory or the file is not the user's own.
     """
-    directory = cache_directory() if directory is None else directory
     try:
-        path = _found_or_built(fingerprint, build, directory)
+        path = _found_or_built(fingerprint, build, cache_directory() if directory is None else directory)
     except OSError:
         with tempfile.TemporaryDirectory(prefix="kvhive-native-") as temporary:
             build(path := Path(temporary) / "native.so")

@@ -232,7 +232,7 @@ class NativeOperators(ReferenceOperators):
             None if targets is None else targets.data_ptr(),
             to.shape[0],
             count,
-            to.stride(0) * to.itemsize,
+            to[0].numel() * to.itemsize if count else 0,
             torch.get_num_threads(),
         )
         if outside:

@@ -73,6 +73,10 @@ class ReferenceOperators:
         """See paged_attention.py."""
         return attention.paged_attention(query, pool_layer, metadata, scale, window, softcap)
 
+    def records_attention(self, pool_layer: torch.Tensor) -> bool:
+        """See Operators: which rows are gathered is worked out on the host."""
+        return False
+
     def gather_blocks(self, pool: torch.Tensor, blocks: torch.Tensor, out: torch.Tensor) -> None:
         """See block_copy.py."""
         torch.index_select(pool, 0, blocks, out=out)

@@ -97,13 +97,11 @@ class TritonOperators(ReferenceOperators):
         softcap: float | None,
     ) -> torch.Tensor:
         """See paged_attention.py. Sequences with up to MOST_DECODE_QUERIES queries are decodes."""
-        head_dim, block_size = query.shape[2], pool_layer.shape[3]
-        fits = head_dim % _HEAD_DIM_STEP == 0 and head_dim <= _MOST_HEAD_DIM
-        known = query.dtype in _DTYPES and query.dtype == pool_layer.dtype
-        if not (fits and known and block_size & (block_size - 1) == 0 and scale > 0):
+        if not (self.records_attention(pool_layer) and query.dtype == pool_layer.dtype and scale > 0):
             return super().paged_attention(query, pool_layer, metadata, scale, window, softcap)
         query = query.contiguous()
         output = torch.empty_like(query)
+        head_dim = query.shape[2]
         dims, size = tile_shapes.padded_head_dim(head_dim), query.element_size()
         prefill_tile = tile_shapes.prefill_tile(dims, size, tile_shapes.compute_capability(query.device))
         plan = attention_plan(metadata, query, pool_layer.shape[2], prefill_tile.rows)
@@ -114,6 +112,12 @@ class TritonOperators(ReferenceOperators):
         if plan.prefill is not None:
             prefill_attention(query, pool_layer, plan.prefill, scoring, prefill_tile, output)
         return output
+
+    def records_attention(self, pool_layer: torch.Tensor) -> bool:
+        """See Operators: grids depend on shapes, and lengths are read on the device."""
+        _, _, _, block_size, head_dim = pool_layer.shape
+        fits = head_dim % _HEAD_DIM_STEP == 0 and head_dim <= _MOST_HEAD_DIM
+        return fits and pool_layer.dtype in _DTYPES and block_size & (block_size - 1) == 0
 
     def gather_blocks(self, pool: torch.Tensor, blocks: torch.Tensor, out: torch.Tensor) -> None:
         """See block_copy.py."""

@@ -133,6 +133,13 @@ def test_block_copies(native, dtype):
         native.copy_blocks(pool, blocks, torch.tensor([1, -1, 2]))
 
 
+def test_a_single_block_of_a_wider_buffer_is_copied_and_no_more(native):
+    """The distance to a next block says nothing of the size of the only one."""
+    wide = torch.zeros(1, 8)
+    native.gather_blocks(torch.ones(4, 4), torch.tensor([2]), wide[:, :4])
+    assert wide.tolist() == [[1.0] * 4 + [0.0] * 4]
+
+
 @DTYPES
 @pytest.mark.parametrize("vocab", [1, 7, 64, 1000, 49152])
 def test_greedy_finds_the_lowest_of_the_largest(native, dtype, vocab):

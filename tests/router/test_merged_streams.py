@@ -58,6 +58,14 @@ async def test_the_others_begin_when_the_first_has_brought_something_or_ended() 
     assert await read(Source([]), Source([1])) == [(1, 1)]
 
 
+async def test_streams_of_different_work_begin_together() -> None:
+    sources = [Source([], hangs=True), Source([1], hangs=True)]
+    stream = merged([source.stream() for source in sources], first_alone=False)
+    assert await anext(stream) == (1, 1)
+    await stream.aclose()
+    assert await anext(merged([], first_alone=False), None) is None
+
+
 async def test_an_error_ends_all() -> None:
     sources = [Source([1], hangs=True), Source([2], ValueError("x")), Source([], hangs=True)]
     with pytest.raises(ValueError, match="x"):

@@ -96,6 +96,10 @@ def test_every_option_reaches_every_prompt() -> None:
         ({"logprobs": True}, "logprobs: must be an integer, is a boolean"),
         ({"logprobs": 21}, "logprobs: must be between 0 and 20, is 21"),
         ({"echo": 1}, "echo: must be a boolean, is an integer"),
+        (
+            {"prompt": ["a", "b", "c"], "n": 3, "echo": True, "logprobs": 0},
+            "prompt: with echo and logprobs must ask for at most 8 answers, asks for 9",
+        ),
         ({"suffix": "x"}, "suffix: is not supported, other than ''"),
         ({"best_of": 3}, "best_of: is not supported, other than 1"),
         ({"messages": []}, "messages: is not supported"),

@@ -90,3 +90,26 @@ def test_a_refusal_is_told_without_a_step(rig: OverlappingRig) -> None:
     rig.submit("large", range(6), max_tokens=1000)
     rig.step()
     assert rig.outputs["large"][0].error is not None
+
+
+def test_the_end_of_the_last_running_request_is_told_while_others_wait_for_pins(rig: OverlappingRig) -> None:
+    rig.submit("a", range(6), max_tokens=3)
+    rig.step()
+    rig.scheduler._kept_out.add("somebody")
+    for _ in range(2):
+        rig.step()
+    assert rig.outputs["a"][-1].finish is not None
+
+
+def test_a_broken_pool_keeps_no_error_from_who_waits(rig: OverlappingRig) -> None:
+    rig.submit("a", range(6), max_tokens=50)
+    rig.step()
+    rig.step()
+
+    def broken(events: object) -> None:
+        raise RuntimeError("broken")
+
+    object.__setattr__(rig.engine._hooks, "publish", broken)
+    with pytest.raises(RuntimeError, match="broken"):
+        rig.engine.abandon(Unavailable("gone"))
+    assert isinstance(rig.outputs["a"][-1].error, Unavailable)
