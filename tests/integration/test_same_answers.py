@@ -41,7 +41,7 @@ LENGTHS = [
     256,
 ]
 LENGTHS += [300, 400, 511, 512, 600]
-NEW_TOKENS = 8
+NEW_TOKENS = 5
 TIE = 1e-3
 
 
