@@ -27,13 +27,10 @@ async def test_the_second_request_goes_where_the_prefix_is(
     redis_server: EmbeddedRedis, demo_gguf: Path
 ) -> None:
     async with running_router(redis_server.url, demo_gguf) as rig:
-        for start in (0, 100, 200):
-            shared = list(range(start, start + 40))
-            first = await rig.ask([*shared, 500])
-            await rig.indexed()
-            second = await rig.ask([*shared, 600])
-            if second.usage.route_reason == "prefix":
-                break  # a hiccup of this machine can make a worker look slow, and the other one cheaper
+        shared = list(range(40))
+        first = await rig.ask([*shared, 500])
+        await rig.indexed()
+        second = await rig.ask([*shared, 600])
         assert second.usage.worker_id == first.usage.worker_id
         assert (first.usage.cached_tokens, second.usage.cached_tokens) == (0, 40)
         assert (first.usage.reachable_tokens, second.usage.reachable_tokens) == (0, 40)
