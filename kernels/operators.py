@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from kvhive.kernels.attention_metadata import AttentionMetadata
+from kvhive.kernels.packed_linear import PackedLinear
 from kvhive.kernels.philox import NoiseStream
 
 BACKEND_VARIABLE = "KVHIVE_KERNELS"
@@ -26,6 +27,10 @@ class Operators(Protocol):
     """One implementation of everything. Shapes are those of the public operators, and are checked there."""
 
     name: str
+
+    def pack_linear(self, weight: torch.Tensor) -> PackedLinear | None:
+        """Return a layer with this weight [out, in] laid out anew; None where that would be no faster."""
+        ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See rms_norm.py."""

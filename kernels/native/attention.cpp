@@ -2,8 +2,6 @@
 //
 // A piece of work is some queries of one sequence with the heads that share a KV head. It packs a tile of keys
 // once, for all of them, and keeps a running softmax per row (Milakov and Gimelshein 2018, arXiv 1805.02867).
-#include <omp.h>
-
 #include <type_traits>
 
 #include "attention_work.h"
@@ -256,24 +254,14 @@ void attend(const AttentionCall& call, const Work& work, const void* query, cons
   float* partial_out = scratch + per_thread * work.threads;
   Softmax* partial_rows = (Softmax*)(partial_out + work.partial_rows * call.width());
   int64_t pieces = work.pieces.size(), joined = work.joined.size();
-  auto compute = [&](int64_t i, const Scratch& own) {
+  int threads = int(work.threads);
+  for_pieces(pieces, threads, [&](int64_t i, int thread) {
+    Scratch own(call, work.rows, scratch + thread * per_thread);
     attention.compute(work.pieces[i], own, partial_out, partial_rows);
-  };
-  auto join_splits = [&](int64_t i) { attention.join_splits(work.joined[i], partial_out, partial_rows); };
-  if (work.threads <= 1) {
-    Scratch own(call, work.rows, scratch);
-    for (int64_t i = 0; i < pieces; i++) compute(i, own);
-    for (int64_t i = 0; i < joined; i++) join_splits(i);
-    return;
-  }
-#pragma omp parallel num_threads(work.threads)
-  {
-    Scratch own(call, work.rows, scratch + omp_get_thread_num() * per_thread);
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < pieces; i++) compute(i, own);
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < joined; i++) join_splits(i);
-  }
+  });
+  for_pieces(joined, threads, [&](int64_t i, int) {
+    attention.join_splits(work.joined[i], partial_out, partial_rows);
+  });
 }
 
 }  // namespace

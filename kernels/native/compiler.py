@@ -19,7 +19,8 @@ _COMPILERS = ("g++", "clang++", "c++")
 _FLAGS = (
     "-std=c++17",
     "-O3",
-    "-fopenmp",
+    "-fopenmp-simd",
+    "-pthread",
     "-fPIC",
     "-shared",
     "-fvisibility=hidden",

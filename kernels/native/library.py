@@ -62,6 +62,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "kvhive_rotary_and_cache": (c_int, (_N, _P, _P, _P, _P, _N, _N, _N, _N, _P, _N, _N, _N, _N)),
     "kvhive_reshape_and_cache": (c_int, (_N, _P, _P, _N, _N, _P, _N, _N, _N, _N, _P, _N, _N, _N)),
     "kvhive_copy_blocks": (c_int, (_P, _P, _N, _P, _P, _N, _N, _N, _N)),
+    "kvhive_packed_size": (_N, (_N, _N, _N)),
+    "kvhive_pack_whole": (None, (_P, _P, _N, _N, _N)),
+    "kvhive_pack_halves": (None, (_P, _P, _N, _N, _N)),
+    "kvhive_linear": (None, (_N, _N, _P, _P, _P, _P, _N, _N, _N, _N)),
     "kvhive_greedy": (None, (_N, _P, _P, _P, _N, _N, _N)),
     "kvhive_gumbel_scratch": (_N, (_N, _N)),
     "kvhive_gumbel_argmax": (None, (_N, _P, _P, _P, _P, _N, _N, _N)),
@@ -73,10 +77,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def load_library(path: Path) -> ctypes.CDLL:
-    """Load the library and say what its functions take. Raises OSError when it is not one of ours.
-
-    Load it after torch: both then use one OpenMP runtime, and one pool of threads.
-    """
+    """Load the library and say what its functions take. Raises OSError when it is not one of ours."""
     library = ctypes.CDLL(str(path))
     for name, (result, arguments) in _SIGNATURES.items():
         try:

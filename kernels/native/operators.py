@@ -17,6 +17,7 @@ from kvhive.kernels.native.attention_plan import attention_plan
 from kvhive.kernels.native.build_cache import cached_library
 from kvhive.kernels.native.compiler import BuildError, Compiler, native_sources
 from kvhive.kernels.native.library import DTYPES, Stream, load_library
+from kvhive.kernels.native.linear import NativeLinear
 from kvhive.kernels.philox import NoiseStream
 from kvhive.kernels.reference.operators import ReferenceOperators
 
@@ -35,6 +36,11 @@ class NativeOperators(ReferenceOperators):
     def __init__(self, library: ctypes.CDLL) -> None:
         """Take what load_library returned."""
         self._library = library
+
+    def pack_linear(self, weight: torch.Tensor) -> NativeLinear | None:
+        """See Operators."""
+        fits = weight.dtype in _STORED and weight.is_contiguous() and weight.numel()
+        return NativeLinear(self._library, weight) if fits else None
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See rms_norm.py."""

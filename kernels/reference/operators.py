@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from kvhive.kernels.attention_metadata import AttentionMetadata
+from kvhive.kernels.packed_linear import PackedLinear
 from kvhive.kernels.philox import NoiseStream, gumbel_noise
 from kvhive.kernels.reference import attention, layers
 
@@ -15,6 +16,10 @@ class ReferenceOperators:
     """Implements Operators (kernels/operators.py); the other implementations extend it."""
 
     name = "reference"
+
+    def pack_linear(self, weight: torch.Tensor) -> PackedLinear | None:
+        """See Operators. Plain torch takes weights as they are."""
+        return None
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See rms_norm.py."""

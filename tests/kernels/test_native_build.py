@@ -186,19 +186,3 @@ def test_importing_builds_nothing(tmp_path):
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
     assert not list(tmp_path.iterdir())
-
-
-def test_torch_and_the_library_share_one_openmp(tmp_path):
-    code = (
-        "import torch\n"
-        "from kvhive.kernels.native.operators import native_operators\n"
-        "assert native_operators(required=True)\n"
-        "lines = open('/proc/self/maps').read().splitlines()\n"
-        "print(len({line.split()[-1] for line in lines if 'libgomp' in line}))\n"
-    )
-    if native_operators(required=False) is None:
-        pytest.skip("no C++ compiler here")
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
-    )
-    assert done.stdout == "1\n"

@@ -1,0 +1,55 @@
+"""Linear layers whose weights are packed for the C++ (linear.cpp)."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from kvhive.kernels.native.library import DTYPES
+
+
+class NativeLinear:
+    """Implements PackedLinear.
+
+    Weights that bfloat16 holds exactly, as most published models have them, take two bytes each, whatever x
+    is: decoding is as fast as they are read. Sums are float32 in any case.
+    """
+
+    def __init__(self, library: ctypes.CDLL, weight: torch.Tensor) -> None:
+        """Pack weight: [out, in] float32 or bfloat16, contiguous, on the CPU."""
+        self._linear = library.kvhive_linear
+        self._dtype = weight.dtype
+        self._outputs, self._inputs = weight.shape
+        halved = weight.to(torch.bfloat16)
+        self._halves = weight.dtype == torch.bfloat16 or torch.equal(halved.float(), weight)
+        size: int = library.kvhive_packed_size(self._halves, self._outputs, self._inputs)
+        self._packed = torch.empty(size, dtype=torch.int32 if self._halves else torch.float32)
+        pack = library.kvhive_pack_halves if self._halves else library.kvhive_pack_whole
+        source = halved if self._halves else weight
+        shape = (self._outputs, self._inputs)
+        pack(source.data_ptr(), self._packed.data_ptr(), *shape, torch.get_num_threads())
+        self._packed_pointer = self._packed.data_ptr()
+
+    @property
+    def nbytes(self) -> int:
+        """What the packed weight takes."""
+        return self._packed.nbytes
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """See PackedLinear."""
+        x = x.contiguous()
+        out = x.new_empty(x.shape[0], self._outputs)
+        self._linear(
+            DTYPES[x.dtype],
+            self._halves,
+            x.data_ptr(),
+            self._packed_pointer,
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            x.shape[0],
+            self._inputs,
+            self._outputs,
+            torch.get_num_threads(),
+        )
+        return out
