@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from kvhive.kernels.attention_metadata import AttentionMetadata
+from kvhive.kernels.decoder_layers import FusedLayers, LayerParts, LayersShape
 from kvhive.kernels.packed_linear import PackedLinear
 from kvhive.kernels.philox import NoiseStream
 
@@ -30,6 +31,10 @@ class Operators(Protocol):
 
     def pack_linear(self, weight: torch.Tensor) -> PackedLinear | None:
         """Return a layer with this weight [out, in] laid out anew; None where that would be no faster."""
+        ...
+
+    def fuse_layers(self, layers: Sequence[LayerParts], shape: LayersShape) -> FusedLayers | None:
+        """Return all layers as one operator; None where that is not known or would be no faster."""
         ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -12,6 +12,7 @@ from kvhive.kernels.paged_attention import paged_attention
 from kvhive.kernels.rms_norm import add_rms_norm, rms_norm
 from kvhive.kernels.rotary_and_cache import rotary_and_cache
 from kvhive.worker.decoder_config import DecoderConfig
+from kvhive.worker.decoder_fusion import fused_layers
 from kvhive.worker.decoder_weights import DecoderLayer, load_decoder
 from kvhive.worker.forward_batch import ForwardBatch
 from kvhive.worker.rope import inverse_frequencies, magnitude
@@ -40,6 +41,7 @@ class DecoderModel:
         self._magnitudes = [magnitude(rope) for rope in ropes]
         # Rounded to the model's dtype, as in training; on the device, so that a CUDA graph can record it.
         self._embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=dtype, device=device)
+        self._fused = fused_layers(config, self._weights, self._rope_of)
         self._activation = gelu_tanh_and_mul if config.activation == "gelu_tanh" else silu_and_mul
 
     def forward(self, batch: ForwardBatch, pool: torch.Tensor) -> torch.Tensor:
@@ -52,6 +54,23 @@ class DecoderModel:
         angles = self._angles(batch.positions)
         residual = self._embed(batch.token_ids)
         hidden = rms_norm(residual, self._weights.layers[0].attention_norm, eps)
+        if self._fused is not None and pool.dtype == hidden.dtype:
+            hidden = self._fused(hidden, residual, angles, pool, batch.attention, batch.slot_mapping)
+        else:
+            hidden = self._layer_by_layer(hidden, residual, angles, batch, pool)
+        logits = self._weights.head(hidden[batch.logit_rows])
+        cap = self.config.final_softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def _layer_by_layer(
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor,
+        angles: _Angles,
+        batch: ForwardBatch,
+        pool: torch.Tensor,
+    ) -> torch.Tensor:
+        eps = self.config.rms_norm_eps
         pool_layers = pool.unbind(1)
         for index, layer in enumerate(self._weights.layers):
             hidden = self._attention(index, layer, hidden, angles, batch, pool_layers[index])
@@ -62,9 +81,7 @@ class DecoderModel:
             if layer.post_mlp_norm is not None:
                 hidden = rms_norm(hidden, layer.post_mlp_norm, eps)
             hidden, residual = add_rms_norm(hidden, residual, self._next_norm(index), eps)
-        logits = self._weights.head(hidden[batch.logit_rows])
-        cap = self.config.final_softcap
-        return logits if cap is None else torch.tanh(logits / cap) * cap
+        return hidden
 
     def _angles(self, positions: torch.Tensor) -> _Angles:
         steps = positions[:, None].float()

@@ -22,9 +22,9 @@ class Linear:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         """Take weight [out, in] and bias [out]. The weight may still be filled in until `pack`."""
         self._weight = weight
-        self._bias = bias
         self._outputs = weight.shape[0]
-        self._packed: PackedLinear | None = None
+        self.bias = bias
+        self.packed: PackedLinear | None = None
 
     def pack(self) -> None:
         """Replace the weight by its packed form, where this machine has one for its dtype.
@@ -35,21 +35,21 @@ class Linear:
         if self._weight.device.type != "cpu":
             return
         if self._weight.dtype == torch.bfloat16 and _onednn_packs(torch.bfloat16):
-            self._packed = _OneDnnLinear(self._weight)
+            self.packed = _OneDnnLinear(self._weight)
         elif packed := operators_for(self._weight).pack_linear(self._weight):
-            self._packed = packed
+            self.packed = packed
         elif _onednn_packs(self._weight.dtype):
-            self._packed = _OneDnnLinear(self._weight)
-        if self._packed is not None:
+            self.packed = _OneDnnLinear(self._weight)
+        if self.packed is not None:
             self._weight = self._weight.new_empty(0)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return [rows, out] for x [rows, in]."""
         if not x.shape[0]:
             return x.new_empty(0, self._outputs)
-        if self._packed is not None:
-            return self._packed(x, self._bias)
-        return F.linear(x, self._weight, self._bias)
+        if self.packed is not None:
+            return self.packed(x, self.bias)
+        return F.linear(x, self._weight, self.bias)
 
 
 class _OneDnnLinear:

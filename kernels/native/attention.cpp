@@ -147,8 +147,8 @@ class Attention {
     for (int t = tile.readable.first / 8 * 8; t < tile.readable.last; t += 8) {
       for (int i = t; i < t + 8; i++)
         for (int64_t at = 0; at < bytes; at += CACHE_LINE) {
-          __builtin_prefetch((const char*)tile.values[i] + at);
-          __builtin_prefetch((const char*)next.keys[i] + at);
+          __builtin_prefetch((const char*)tile.values[i] + at, 0, 2);
+          __builtin_prefetch((const char*)next.keys[i] + at, 0, 2);
         }
       pack_eight_keys(tile.keys + t, t, int(call.head_dim), panels);
     }

@@ -8,7 +8,7 @@ import weakref
 import torch
 
 from kvhive.kernels.attention_metadata import AttentionMetadata
-from kvhive.kernels.native.library import DTYPES, AttentionCall
+from kvhive.kernels.native.library import DTYPES, AttentionCall, AttentionOfStep
 
 
 class AttentionPlan:
@@ -25,6 +25,10 @@ class AttentionPlan:
         floats: int = library.kvhive_attention_scratch(self._reference, self._work)
         self._scratch = torch.empty(floats)
         self._scratch_pointer = self._scratch.data_ptr()
+
+    def of_step(self) -> AttentionOfStep:
+        """Return it for a call that knows its tensors; the plan must outlive that."""
+        return AttentionOfStep(ctypes.addressof(self._call), self._work, self._scratch_pointer)
 
     def run(self, query: torch.Tensor, pool_layer: torch.Tensor) -> torch.Tensor:
         """Return the attention of each query: [T, heads, head_dim], dense."""

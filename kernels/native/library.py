@@ -50,6 +50,60 @@ class Stream(ctypes.Structure):
     ]
 
 
+class AttentionOfStep(ctypes.Structure):
+    """Mirrors Attention in decoder_layers.cpp."""
+
+    _fields_: ClassVar[list[tuple[str, Any]]] = [
+        ("call", c_void_p),
+        ("work", c_void_p),
+        ("scratch", c_void_p),
+    ]
+
+
+class LinearCall(ctypes.Structure):
+    """Mirrors LinearLayer in decoder_layers.cpp."""
+
+    _fields_: ClassVar[list[tuple[str, Any]]] = [
+        ("weights", c_void_p),
+        ("bias", c_void_p),
+        ("halves", c_int64),
+        ("inputs", c_int64),
+        ("outputs", c_int64),
+    ]
+
+
+class DecoderLayerCall(ctypes.Structure):
+    """Mirrors DecoderLayer in decoder_layers.cpp."""
+
+    _fields_: ClassVar[list[tuple[str, Any]]] = [
+        ("qkv", LinearCall),
+        ("output", LinearCall),
+        ("gate_up", LinearCall),
+        ("down", LinearCall),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+        ("post_attention_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("post_mlp_norm", c_void_p),
+        ("next_norm", c_void_p),
+        ("rope", c_int64),
+        ("attention", c_int64),
+    ]
+
+
+class LayersCall(ctypes.Structure):
+    """Mirrors Step in decoder_layers.cpp."""
+
+    _fields_: ClassVar[list[tuple[str, Any]]] = [
+        *((name, c_void_p) for name in ("layers", "attentions", "angles", "slots")),
+        *((name, c_void_p) for name in ("hidden", "residual", "qkv", "wide", "gated", "pool")),
+        *((name, c_int64) for name in ("layer_count", "tokens", "blocks", "block_stride", "layer_stride")),
+        *((name, c_int64) for name in ("block_size", "heads", "kv_heads", "head_dim", "hidden_size")),
+        *((name, c_int64) for name in ("dtype", "norm_dtype", "gelu", "threads")),
+        ("eps", c_double),
+    ]
+
+
 _CALL = POINTER(AttentionCall)
 _N = c_int64
 _P = c_void_p
@@ -66,6 +120,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "kvhive_pack_whole": (None, (_P, _P, _N, _N, _N)),
     "kvhive_pack_halves": (None, (_P, _P, _N, _N, _N)),
     "kvhive_linear": (None, (_N, _N, _P, _P, _P, _P, _N, _N, _N, _N)),
+    "kvhive_decoder_layers": (c_int, (POINTER(LayersCall),)),
     "kvhive_greedy": (None, (_N, _P, _P, _P, _N, _N, _N)),
     "kvhive_gumbel_scratch": (_N, (_N, _N)),
     "kvhive_gumbel_argmax": (None, (_N, _P, _P, _P, _P, _N, _N, _N)),

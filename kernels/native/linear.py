@@ -20,36 +20,37 @@ class NativeLinear:
         """Pack weight: [out, in] float32 or bfloat16, contiguous, on the CPU."""
         self._linear = library.kvhive_linear
         self._dtype = weight.dtype
-        self._outputs, self._inputs = weight.shape
+        self.outputs, self.inputs = weight.shape
         halved = weight.to(torch.bfloat16)
-        self._halves = weight.dtype == torch.bfloat16 or torch.equal(halved.float(), weight)
-        size: int = library.kvhive_packed_size(self._halves, self._outputs, self._inputs)
-        self._packed = torch.empty(size, dtype=torch.int32 if self._halves else torch.float32)
-        pack = library.kvhive_pack_halves if self._halves else library.kvhive_pack_whole
-        source = halved if self._halves else weight
-        shape = (self._outputs, self._inputs)
+        self.halves = weight.dtype == torch.bfloat16 or torch.equal(halved.float(), weight)
+        size: int = library.kvhive_packed_size(self.halves, self.outputs, self.inputs)
+        self._packed = torch.empty(size, dtype=torch.int32 if self.halves else torch.float32)
+        pack = library.kvhive_pack_halves if self.halves else library.kvhive_pack_whole
+        source = halved if self.halves else weight
+        shape = (self.outputs, self.inputs)
         pack(source.data_ptr(), self._packed.data_ptr(), *shape, torch.get_num_threads())
-        self._packed_pointer = self._packed.data_ptr()
+        self.pointer = self._packed.data_ptr()
 
     @property
     def nbytes(self) -> int:
         """What the packed weight takes."""
-        return self._packed.nbytes
+        size: int = self._packed.nbytes
+        return size
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See PackedLinear."""
         x = x.contiguous()
-        out = x.new_empty(x.shape[0], self._outputs)
+        out = x.new_empty(x.shape[0], self.outputs)
         self._linear(
             DTYPES[x.dtype],
-            self._halves,
+            self.halves,
             x.data_ptr(),
-            self._packed_pointer,
+            self.pointer,
             None if bias is None else bias.data_ptr(),
             out.data_ptr(),
             x.shape[0],
-            self._inputs,
-            self._outputs,
+            self.inputs,
+            self.outputs,
             torch.get_num_threads(),
         )
         return out

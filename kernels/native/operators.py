@@ -13,9 +13,11 @@ from collections.abc import Sequence
 import torch
 
 from kvhive.kernels.attention_metadata import AttentionMetadata
+from kvhive.kernels.decoder_layers import LayerParts, LayersShape
 from kvhive.kernels.native.attention_plan import attention_plan
 from kvhive.kernels.native.build_cache import cached_library
 from kvhive.kernels.native.compiler import BuildError, Compiler, native_sources
+from kvhive.kernels.native.decoder_layers import NativeLayers, can_fuse
 from kvhive.kernels.native.library import DTYPES, Stream, load_library
 from kvhive.kernels.native.linear import NativeLinear
 from kvhive.kernels.philox import NoiseStream
@@ -41,6 +43,10 @@ class NativeOperators(ReferenceOperators):
         """See Operators."""
         fits = weight.dtype in _STORED and weight.is_contiguous() and weight.numel()
         return NativeLinear(self._library, weight) if fits else None
+
+    def fuse_layers(self, layers: Sequence[LayerParts], shape: LayersShape) -> NativeLayers | None:
+        """See Operators."""
+        return NativeLayers(self._library, layers, shape) if can_fuse(layers, shape) else None
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See rms_norm.py."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from kvhive.kernels.attention_metadata import AttentionMetadata
+from kvhive.kernels.decoder_layers import FusedLayers, LayerParts, LayersShape
 from kvhive.kernels.packed_linear import PackedLinear
 from kvhive.kernels.philox import NoiseStream, gumbel_noise
 from kvhive.kernels.reference import attention, layers
@@ -19,6 +20,10 @@ class ReferenceOperators:
 
     def pack_linear(self, weight: torch.Tensor) -> PackedLinear | None:
         """See Operators. Plain torch takes weights as they are."""
+        return None
+
+    def fuse_layers(self, layers: Sequence[LayerParts], shape: LayersShape) -> FusedLayers | None:
+        """See Operators."""
         return None
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

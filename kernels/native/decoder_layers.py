@@ -1,0 +1,131 @@
+"""All layers of a decoder in one call of the C++ (decoder_layers.cpp)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+
+from kvhive.kernels.attention_metadata import AttentionMetadata
+from kvhive.kernels.decoder_layers import LayerParts, LayersShape, Projection
+from kvhive.kernels.native.attention_plan import attention_plan
+from kvhive.kernels.native.library import (
+    DTYPES,
+    AttentionOfStep,
+    DecoderLayerCall,
+    LayersCall,
+    LinearCall,
+)
+from kvhive.kernels.native.linear import NativeLinear
+
+
+class NativeLayers:
+    """Implements FusedLayers."""
+
+    def __init__(self, library: ctypes.CDLL, layers: Sequence[LayerParts], shape: LayersShape) -> None:
+        """Take layers whose linear layers are all NativeLinear, and whose norms are of one dtype."""
+        self._library = library
+        self._shape = shape
+        self._kept = layers  # the C++ knows the addresses of their tensors only
+        self._windows = list(dict.fromkeys(layer.window for layer in layers))
+        calls = [_layer_call(layer, self._windows.index(layer.window)) for layer in layers]
+        self._layers = (DecoderLayerCall * len(calls))(*calls)
+        self._norm_dtype = DTYPES[layers[0].mlp_norm.dtype]
+        self._wide = max(max(layer.gate_up.outputs, layer.output.inputs) for layer in self._layers)
+        self._gated = max(layer.down.inputs for layer in self._layers)
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor,
+        angles: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        pool: torch.Tensor,
+        metadata: AttentionMetadata,
+        slot_mapping: torch.Tensor,
+    ) -> torch.Tensor:
+        """See FusedLayers."""
+        shape, tokens = self._shape, hidden.shape[0]
+        qkv = hidden.new_empty(tokens, shape.heads + 2 * shape.kv_heads, shape.head_dim)
+        wide, gated = hidden.new_empty(tokens, self._wide), hidden.new_empty(tokens, self._gated)
+        query, pool_layer = qkv[:, : shape.heads], pool[:, 0]
+        plans = [
+            attention_plan(
+                self._library, query, pool_layer, metadata, shape.attention_scale, window, shape.softcap
+            )
+            for window in self._windows
+        ]
+        attentions = (AttentionOfStep * len(plans))(*(plan.of_step() for plan in plans))
+        pointers = [table.data_ptr() for pair in angles for table in pair]
+        call = LayersCall(
+            layers=ctypes.addressof(self._layers),
+            attentions=ctypes.addressof(attentions),
+            angles=ctypes.addressof(addresses := (ctypes.c_void_p * len(pointers))(*pointers)),
+            slots=slot_mapping.data_ptr(),
+            hidden=hidden.data_ptr(),
+            residual=residual.data_ptr(),
+            qkv=qkv.data_ptr(),
+            wide=wide.data_ptr(),
+            gated=gated.data_ptr(),
+            pool=pool.data_ptr(),
+            layer_count=len(self._layers),
+            tokens=tokens,
+            blocks=pool.shape[0],
+            block_stride=pool.stride(0),
+            layer_stride=pool.stride(1),
+            block_size=pool.shape[4],
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            hidden_size=shape.hidden_size,
+            dtype=DTYPES[hidden.dtype],
+            norm_dtype=self._norm_dtype,
+            gelu=shape.gelu,
+            threads=torch.get_num_threads(),
+            eps=shape.eps,
+        )
+        outside = self._library.kvhive_decoder_layers(ctypes.byref(call))
+        del addresses, attentions  # not before: the call read them
+        if outside:
+            raise IndexError(f"slot_mapping: a slot is outside the pool of {pool.shape[0] * pool.shape[4]}")
+        return hidden
+
+
+def can_fuse(layers: Sequence[LayerParts], shape: LayersShape) -> bool:
+    """Tell whether the C++ knows everything of these layers."""
+    projections = [p for layer in layers for p in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+    norms = [norm for layer in layers for norm in _norms(layer) if norm is not None]
+    return (
+        bool(layers)
+        and all(isinstance(projection.layer, NativeLinear) for projection in projections)
+        and len({norm.dtype for norm in norms}) == 1
+        and norms[0].dtype in DTYPES
+        and shape.attention_scale > 0
+        and shape.head_dim % 8 == 0
+        and shape.head_dim <= 256
+    )
+
+
+def _norms(layer: LayerParts) -> tuple[torch.Tensor | None, ...]:
+    return (
+        layer.query_norm,
+        layer.key_norm,
+        layer.post_attention_norm,
+        layer.mlp_norm,
+        layer.post_mlp_norm,
+        layer.next_norm,
+    )
+
+
+def _layer_call(layer: LayerParts, attention: int) -> DecoderLayerCall:
+    norms = [None if norm is None else norm.data_ptr() for norm in _norms(layer)]
+    linears = [_linear_call(part) for part in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+    return DecoderLayerCall(*linears, *norms, layer.rope, attention)
+
+
+def _linear_call(projection: Projection) -> LinearCall:
+    layer, bias = projection.layer, projection.bias
+    assert isinstance(layer, NativeLinear)  # can_fuse saw to it
+    return LinearCall(
+        layer.pointer, None if bias is None else bias.data_ptr(), layer.halves, layer.inputs, layer.outputs
+    )
