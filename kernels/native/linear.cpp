@@ -52,20 +52,22 @@ class Linear {
 
   void compute(int64_t row, int64_t count, int64_t begin, int64_t end) const {
     static thread_local std::vector<float> memory;
-    int64_t run = panels_for(count), sums_stride = run * PANEL;
+    int64_t run = panels_for(count), scratch_stride = run * PANEL;
     bool widens = sizeof(T) != sizeof(float);
-    memory.resize(count * (sums_stride + (widens ? inputs : 0)));
-    float* sums = memory.data();
+    memory.resize(count * (scratch_stride + (widens ? inputs : 0)));
+    float* scratch = memory.data();
     Tile<Weights> tile;
-    tile.x = widen(x + row * inputs, count * inputs, sums + count * sums_stride);
+    tile.x = widen(x + row * inputs, count * inputs, scratch + count * scratch_stride);
     tile.x_stride = inputs;
     tile.panel_stride = inputs * Weights::ROW;
-    tile.sums_stride = sums_stride;
-    tile.sums = sums;
     for (int64_t panel = begin, taken; panel < end; panel += taken) {
       taken = run <= end - panel ? run : 1;
+      // Sums that are the result as they stand are formed in their place.
+      bool direct = !widens && !bias && (panel + taken) * PANEL <= outputs;
+      tile.sums = direct ? (float*)y + row * outputs + panel * PANEL : scratch;
+      tile.sums_stride = direct ? outputs : scratch_stride;
       multiply_inputs(tile, count, weights + panel * tile.panel_stride, taken);
-      write(row, count, panel, taken, sums, sums_stride);
+      if (!direct) write(row, count, panel, taken, scratch, scratch_stride);
     }
   }
 
