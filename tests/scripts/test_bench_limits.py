@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvhive.scripts.bench_limits import CpuRates, bound_of
+from kvhive.scripts.bench_limits import CpuRates, ItemSizes, bound_of
 from kvhive.scripts.bench_workloads import Ask, Workload
 from kvhive.worker.decoder_config import DecoderConfig, Rope
 
@@ -21,7 +21,7 @@ LAYER = (8 + 8) * 8 + 8 * 8 + 12 * 8 + 8 * 6
 def test_prompts_are_computed_once_where_they_are_shared_and_steps_take_the_longer_of_two() -> None:
     asks = (Ask((1, 2, 3), 3), Ask((1, 2, 4), 3))
     fast_memory = CpuRates(read_bytes_s=1e30, multiply_flop_s=1.0)
-    bound = bound_of(Workload("x", "", 2, asks), CONFIG, 4, fast_memory)
+    bound = bound_of(Workload("x", "", 2, asks), CONFIG, ItemSizes(4, 4), fast_memory)
     # Tokens 1, 2 once, 3 and 4 once each: pairs 1 + 2, then 3 twice.
     assert bound.prefill_s == pytest.approx(2 * LAYER * 4 + 4 * 8 * (1 + 2 + 3 + 3))
     steps = [2 * (LAYER + 80) * 2 + 4 * 8 * (2 * context) for context in (3, 4)]
@@ -29,5 +29,7 @@ def test_prompts_are_computed_once_where_they_are_shared_and_steps_take_the_long
     assert bound.output_tok_s == pytest.approx(6 / (bound.prefill_s + bound.decode_s))
     assert bound.total_tok_s == pytest.approx(12 / (bound.prefill_s + bound.decode_s))
     fast_processor = CpuRates(read_bytes_s=1.0, multiply_flop_s=1e30)
-    bound = bound_of(Workload("x", "", 2, asks), CONFIG, 4, fast_processor)
-    assert bound.decode_s == pytest.approx(sum(4 * (LAYER + 80 + 2 * 4 * 2 * context) for context in (3, 4)))
+    bound = bound_of(Workload("x", "", 2, asks), CONFIG, ItemSizes(2, 4), fast_processor)
+    assert bound.decode_s == pytest.approx(
+        sum(2 * (LAYER + 80) + 4 * 2 * 4 * 2 * context for context in (3, 4))
+    )
