@@ -7,7 +7,7 @@ at the model's own shapes. A step takes at least the longer of the two; a worklo
 steps, prompts apart from output, a shared prefix computed once. Nothing is granted for softmax, norms,
 sampling or Python: those are what stands between a server and this limit.
 
-kvhive keeps a checkpoint in bfloat16 as it is even where it computes in float32: its limit has --weight-bytes 2.
+kvhive keeps a checkpoint in bfloat16 as it is even where it computes in float32: then --weight-bytes is 2.
 """
 
 from __future__ import annotations
