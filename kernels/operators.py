@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from kvhive.kernels.attention_metadata import AttentionMetadata
+from kvhive.kernels.fp8_cache import FP8
 from kvhive.kernels.philox import NoiseStream
 
 BACKEND_VARIABLE = "KVHIVE_KERNELS"
@@ -114,6 +115,20 @@ def operators_for(tensor: torch.Tensor) -> Operators:
     return operators_on(tensor.device.type)
 
 
+def operators_over(pool_layer: torch.Tensor) -> Operators:
+    """Return who reads and writes this pool: the reference where a CPU has one of eight bits."""
+    found = operators_for(pool_layer)
+    if pool_layer.dtype == FP8 and found.name == "native":
+        return _reference()
+    return found
+
+
+def _reference() -> Operators:
+    from kvhive.kernels.reference.operators import ReferenceOperators
+
+    return ReferenceOperators()
+
+
 @functools.cache
 def operators_on(device: str) -> Operators:
     """Choose once per kind of device, by the environment as it is then.
@@ -137,6 +152,4 @@ def operators_on(device: str) -> Operators:
         except ImportError as error:
             raise RuntimeError(f"Triton kernels: {error}") from error
         return TritonOperators()
-    from kvhive.kernels.reference.operators import ReferenceOperators
-
-    return ReferenceOperators()
+    return _reference()

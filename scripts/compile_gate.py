@@ -24,6 +24,8 @@ from unittest import mock
 
 import torch
 
+from kvhive.kernels.fp8_cache import FP8
+
 ARCHITECTURES = (80, 90)
 _SHARED_LIMIT = {80: 163 << 10, 90: 227 << 10}
 """Bytes that one program may have. Source: CUDA programming guide, technical specifications."""
@@ -45,6 +47,8 @@ class Case:
     needs_wgmma: bool = False
     rare: bool = False
     """Compiled with --all only: differs from another case in a constant, or is not for production."""
+    architectures: tuple[int, ...] = ARCHITECTURES
+    """Where it can run: devices before 8.9 have no conversion from and to eight bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ProcessPoolExecutor(options.jobs) as pool:
         jobs = [
             pool.submit(_compile_by_name, case.name, architecture)
-            for case, architecture in itertools.product(chosen, ARCHITECTURES)
+            for case in chosen
+            for architecture in case.architectures
         ]
         reports = [report for job in jobs for report in job.result()]
     print(_row("kernel", "case", "arch", "regs", "stack", "local", "shared", "wgmma", ""))
@@ -205,14 +210,19 @@ def _attention_cases() -> Iterator[Case]:
         rare |= dtype == torch.float16 or (softcap is not None and (not half or head_dim == 80))
         rare |= not half and head_dim == 80
         for queries, phase in ((1, "decode"), (64, "prefill")):
-            launch = functools.partial(_attention, head_dim, dtype, softcap, queries)
+            launch = functools.partial(_attention, head_dim, dtype, softcap, queries, dtype)
             yield Case(f"{phase} {kind}", launch, half and phase == "prefill", rare)
+            if half:
+                launch = functools.partial(_attention, head_dim, dtype, softcap, queries, FP8)
+                yield Case(f"{phase} {kind} over fp8", launch, phase == "prefill", rare, (90,))
 
 
-def _attention(head_dim: int, dtype: torch.dtype, softcap: float | None, queries: int) -> None:
+def _attention(
+    head_dim: int, dtype: torch.dtype, softcap: float | None, queries: int, pool_dtype: torch.dtype
+) -> None:
     from kvhive.kernels.attention_metadata import attention_metadata
 
-    pool = torch.zeros(8, 1, 2, 2, _BLOCK_SIZE, head_dim, dtype=dtype)
+    pool = torch.zeros(8, 1, 2, 2, _BLOCK_SIZE, head_dim, dtype=pool_dtype)
     metadata = attention_metadata(pool, [list(range(8))], [queries], [100])
     query = torch.zeros(queries, 8, head_dim, dtype=dtype)
     _operators().paged_attention(query, pool[:, 0], metadata, head_dim**-0.5, None, softcap)
@@ -222,7 +232,8 @@ def _layer_cases() -> Iterator[Case]:
     for hidden in (576, 16384):
         yield Case(f"norm {hidden}", functools.partial(_norms, hidden))
     for head_dim in _HEAD_DIMS:
-        yield Case(f"rotary {head_dim}", functools.partial(_rotary, head_dim))
+        yield Case(f"rotary {head_dim}", functools.partial(_rotary, head_dim, torch.bfloat16))
+        yield Case(f"rotary {head_dim} fp8", functools.partial(_rotary, head_dim, FP8), architectures=(90,))
     yield Case("activation", _activations)
     yield Case("blocks", _blocks)
 
@@ -235,8 +246,8 @@ def _norms(hidden: int) -> None:
         operators.add_rms_norm(x, x, each, 1e-6)
 
 
-def _rotary(head_dim: int) -> None:
-    pool = torch.zeros(2, 1, 2, 2, _BLOCK_SIZE, head_dim, dtype=torch.bfloat16)
+def _rotary(head_dim: int, pool_dtype: torch.dtype) -> None:
+    pool = torch.zeros(2, 1, 2, 2, _BLOCK_SIZE, head_dim, dtype=pool_dtype)
     qkv, slots = torch.zeros(2, 8, head_dim, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.int64)
     angles = torch.zeros(2, head_dim // 2)
     operators = _operators()

@@ -67,6 +67,7 @@ class Fleet:
             model_path=self.model_path,
             model_name=self.model_name,
             dtype=self.dtype,
+            kv_dtype=workers.kv_dtype,
             device=self.device,
             block_size=workers.block_size,
             pool_tokens=workers.pool_tokens,

@@ -18,6 +18,7 @@ class WorkerOptions:
     redis_url: str = field(repr=False)
     cluster_token: str = field(repr=False)
     dtype: str = "float32"
+    kv_dtype: str = "auto"
     device: str = "cpu"
     block_size: int = 16
     pool_tokens: int = 0
