@@ -44,7 +44,8 @@ class Case:
 
     name: str
     launch: Callable[[], Any]
-    needs_wgmma: bool = False
+    needs_wgmma: str = ""
+    """The kernel, of those that are launched, that must multiply by warp groups on sm_90."""
     rare: bool = False
     """Compiled with --all only: differs from another case in a constant, or is not for production."""
     architectures: tuple[int, ...] = ARCHITECTURES
@@ -180,7 +181,7 @@ def _report(case: Case, kernel: str, binary: Any, architecture: int) -> Report:
         usage["LOCAL"],
         shared,
         wgmma,
-        case.needs_wgmma,
+        case.needs_wgmma == kernel,
     )
 
 
@@ -210,11 +211,12 @@ def _attention_cases() -> Iterator[Case]:
         rare |= dtype == torch.float16 or (softcap is not None and (not half or head_dim == 80))
         rare |= not half and head_dim == 80
         for queries, phase in ((1, "decode"), (64, "prefill")):
+            wgmma = "prefill_kernel" if half and phase == "prefill" else ""
             launch = functools.partial(_attention, head_dim, dtype, softcap, queries, dtype)
-            yield Case(f"{phase} {kind}", launch, half and phase == "prefill", rare)
+            yield Case(f"{phase} {kind}", launch, wgmma, rare)
             if half:
                 launch = functools.partial(_attention, head_dim, dtype, softcap, queries, FP8)
-                yield Case(f"{phase} {kind} over fp8", launch, phase == "prefill", rare, (90,))
+                yield Case(f"{phase} {kind} over fp8", launch, wgmma, rare, (90,))
 
 
 def _attention(
@@ -229,6 +231,10 @@ def _attention(
 
 
 def _layer_cases() -> Iterator[Case]:
+    for dtype, wgmma in ((torch.bfloat16, "linear_kernel"), (torch.float32, "")):
+        for rows, inputs in ((8, 4096), (8, 576), (300, 4096)):
+            name = f"linear {rows} x {inputs} {str(dtype).removeprefix('torch.')}"
+            yield Case(name, functools.partial(_linear, rows, inputs, dtype), wgmma)
     for hidden in (576, 16384):
         yield Case(f"norm {hidden}", functools.partial(_norms, hidden))
     for head_dim in _HEAD_DIMS:
@@ -236,6 +242,11 @@ def _layer_cases() -> Iterator[Case]:
         yield Case(f"rotary {head_dim} fp8", functools.partial(_rotary, head_dim, FP8), architectures=(90,))
     yield Case("activation", _activations)
     yield Case("blocks", _blocks)
+
+
+def _linear(rows: int, inputs: int, dtype: torch.dtype) -> None:
+    x, weight = torch.zeros(rows, inputs, dtype=dtype), torch.zeros(384, inputs, dtype=dtype)
+    _operators().linear(x, weight, weight[:, 0].contiguous())
 
 
 def _norms(hidden: int) -> None:

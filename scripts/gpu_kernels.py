@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from kvhive.kernels.attention_metadata import AttentionMetadata, attention_metadata
 from kvhive.kernels.fp8_cache import FP8
@@ -73,11 +74,32 @@ def check_kernels(device: torch.device, dry: bool) -> list[dict[str, Any]]:
         pairs = zip(*(each if isinstance(each, tuple) else (each,) for each in (got, expected)), strict=True)
         error = max(_relative_error(a, b) for a, b in pairs)
         rows.append({"case": name, "operators": ours.name, "error": error, "right": error < 2e-2})
+    if device.type == "cuda":
+        rows.append(_rows_alone(ours, device))
     return rows
 
 
+def _rows_alone(ours: Operators, device: torch.device) -> dict[str, Any]:
+    """Whether rows of a linear layer have the same bits alone, among few and among many."""
+    x, weight, bias = _linear(300, device)
+    many = ours.linear(x, weight, bias)
+    parts = [slice(0, 1), slice(299, 300), slice(20, 84), slice(100, 165)]
+    same = all(torch.equal(ours.linear(x[part], weight, bias), many[part]) for part in parts)
+    return {"case": "linear: rows alone", "operators": ours.name, "error": float(not same), "right": same}
+
+
+def _linear(rows: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Make x, weight and bias of a layer of Llama-3-8B; on the CPU of a small one."""
+    inputs, outputs, dtype = (
+        (4096, 6144, torch.bfloat16) if device.type == "cuda" else (64, 96, torch.float32)
+    )
+    shapes = ((rows, inputs), (outputs, inputs), (outputs,))
+    x, weight, bias = (torch.randn(shape, device=device).to(dtype) for shape in shapes)
+    return x, weight * inputs**-0.5, bias
+
+
 def time_kernels(device: torch.device, limits: Limits, dry: bool) -> list[dict[str, Any]]:
-    """Time attention on batches from small to large: shares of the copy bandwidth and the matrix rate."""
+    """Time attention and linear layers, small to large: shares of the copy bandwidth and the matrix rate."""
     ours = operators_for(torch.empty(0, device=device))
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     sizes = [(2, 64)] if dry else [(1, 8192), (16, 1024), (16, 8192), (64, 1024), (64, 4096), (256, 1024)]
@@ -98,6 +120,14 @@ def time_kernels(device: torch.device, limits: Limits, dry: bool) -> list[dict[s
         rate = case.flop / took
         share = rate / limits.matrix_flop_s
         rows.append(_timing(f"prefill {queries} of {context}", took, rate / 1e12, "TFLOP/s", share))
+    for count in (2,) if dry else (1, 64, 2048):
+        layer = _linear(count, device)
+        flop = 2 * layer[0].numel() * layer[1].shape[0]
+        for name, compute in (("linear", ours.linear), ("torch's linear", F.linear)):
+            took = seconds(lambda compute=compute, layer=layer: compute(*layer), device)  # type: ignore[misc]
+            rate = flop / took
+            share = rate / limits.matrix_flop_s
+            rows.append(_timing(f"{name} {count} rows", took, rate / 1e12, "TFLOP/s", share))
     return rows
 
 
@@ -170,6 +200,8 @@ def _layer_cases(device: torch.device, dtype: torch.dtype, label: str) -> Iterat
 
     logits = torch.randn(5, 49_155, device=device)
     streams = [NoiseStream(seed, 1, 7) for seed in range(5)]
+    layer = _linear(150, device)
+    yield f"linear {label}", lambda o: o.linear(*(each.to(dtype) for each in layer))
     yield f"rms_norm {label}", lambda o: o.rms_norm(x, weight.to(dtype), 1e-5)
     yield f"rms_norm {label} float32 weight", lambda o: o.rms_norm(x, weight, 1e-5)
     yield (

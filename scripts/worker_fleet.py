@@ -73,6 +73,7 @@ class Fleet:
             pool_tokens=workers.pool_tokens,
             gpu_memory_utilization=workers.gpu_memory_utilization,
             graphs=workers.cuda_graphs,
+            deterministic=workers.deterministic,
             max_step_tokens=workers.max_step_tokens,
             max_running=workers.max_running,
             max_waiting=workers.max_waiting,

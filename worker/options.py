@@ -24,6 +24,7 @@ class WorkerOptions:
     pool_tokens: int = 0
     gpu_memory_utilization: float = 0.9
     graphs: bool = True
+    deterministic: bool = False
     max_step_tokens: int = 512
     max_running: int = 16
     max_waiting: int = 256

@@ -34,7 +34,8 @@ def load_runner(
     config = read_model_config(model_path)
     dtype = resolve_dtype(config, dtype, device)
     place = torch_device(device)
-    model = load_model(model_path, config, getattr(torch, dtype), place)
+    invariant = memory is not None and memory.deterministic and place.type == "cuda"
+    model = load_model(model_path, config, getattr(torch, dtype), place, invariant)
     pool = PoolSpec(num_blocks, block_size, kv_dtype)
     return TorchModelRunner(model, config, dtype, place, pool, max_context, memory)
 

@@ -104,7 +104,11 @@ class WorkerServer:
             block_size=options.block_size,
             max_context=options.max_context,
             memory=DeviceMemory(
-                options.gpu_memory_utilization, options.max_step_tokens, options.max_running, options.graphs
+                options.gpu_memory_utilization,
+                options.max_step_tokens,
+                options.max_running,
+                options.graphs,
+                options.deterministic,
             ),
             kv_dtype=options.kv_dtype,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 
 from kvhive.kernels.attention_metadata import AttentionMetadata
 from kvhive.kernels.philox import NoiseStream, gumbel_noise
@@ -15,6 +16,10 @@ class ReferenceOperators:
     """Implements Operators (kernels/operators.py); the other implementations extend it."""
 
     name = "reference"
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """See linear.py."""
+        return F.linear(x, weight, bias)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See rms_norm.py."""

@@ -14,6 +14,7 @@ from kvhive.kernels.triton import (
     block_copy,
     gated_activation,
     kv_write,
+    linear,
     normalisation,
     rotary,
     row_winner,
@@ -34,6 +35,10 @@ class TritonOperators(ReferenceOperators):
     """Implements Operators. Other dtypes, and shapes that no kernel was made for, go to the reference."""
 
     name = "triton"
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """See linear.py."""
+        return linear.linear(x, weight, bias) if x.dtype in _DTYPES else super().linear(x, weight, bias)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See rms_norm.py."""
