@@ -2,7 +2,7 @@
 
 The kernels' own launchers run on small CPU tensors; each launch is compiled as on a device, and not run. What
 fails: spilled registers, a stack frame, more shared memory than the device has, and 16-bit prefill attention
-on sm_90 without its warp-group matrix instructions.
+or linear layers on sm_90 without their warp-group matrix instructions.
 """
 
 from __future__ import annotations
