@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kvhive.kernels.fp8_cache import FP8
 from kvhive.kernels.operators import operators_for
 
 
@@ -19,7 +20,7 @@ def gather_blocks(pool: torch.Tensor, blocks: torch.Tensor, out: torch.Tensor) -
     _check(pool, blocks)
     if out.shape != (blocks.shape[0], *pool.shape[1:]) or out.dtype != pool.dtype or not out.is_contiguous():
         raise ValueError(f"out: needs {(blocks.shape[0], *pool.shape[1:])} {pool.dtype}, is {out.shape}")
-    operators_for(pool).gather_blocks(pool, blocks, out)
+    operators_for(pool).gather_blocks(_plain(pool), blocks, _plain(out))
 
 
 def scatter_blocks(staging: torch.Tensor, blocks: torch.Tensor, pool: torch.Tensor) -> None:
@@ -31,7 +32,7 @@ def scatter_blocks(staging: torch.Tensor, blocks: torch.Tensor, pool: torch.Tens
     expected = (blocks.shape[0], *pool.shape[1:])
     if staging.shape != expected or staging.dtype != pool.dtype or not staging.is_contiguous():
         raise ValueError(f"staging: needs {expected} {pool.dtype}, is {tuple(staging.shape)} {staging.dtype}")
-    operators_for(pool).scatter_blocks(staging, blocks, pool)
+    operators_for(pool).scatter_blocks(_plain(staging), blocks, _plain(pool))
 
 
 def copy_blocks(pool: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
@@ -44,7 +45,12 @@ def copy_blocks(pool: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor
     _check(pool, targets)
     if sources.shape != targets.shape:
         raise ValueError(f"targets: needs {tuple(sources.shape)}, is {tuple(targets.shape)}")
-    operators_for(pool).copy_blocks(pool, sources, targets)
+    operators_for(pool).copy_blocks(_plain(pool), sources, targets)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """View numbers of eight bits, of which torch knows little, as bytes."""
+    return tensor.view(torch.uint8) if tensor.dtype == FP8 else tensor
 
 
 def _check(pool: torch.Tensor, blocks: torch.Tensor) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from kvhive.kernels.attention_metadata import AttentionMetadata
 from kvhive.kernels.decoder_layers import FusedLayers, LayerParts, LayersShape
+from kvhive.kernels.fp8_cache import FP8
 from kvhive.kernels.packed_linear import PackedLinear
 from kvhive.kernels.philox import NoiseStream
 
@@ -35,6 +36,10 @@ class Operators(Protocol):
 
     def fuse_layers(self, layers: Sequence[LayerParts], shape: LayersShape) -> FusedLayers | None:
         """Return all layers as one operator; None where that is not known or would be no faster."""
+        ...
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """See linear.py."""
         ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -124,6 +129,20 @@ def operators_for(tensor: torch.Tensor) -> Operators:
     return operators_on(tensor.device.type)
 
 
+def operators_over(pool_layer: torch.Tensor) -> Operators:
+    """Return who reads and writes this pool: the reference where a CPU has one of eight bits."""
+    found = operators_for(pool_layer)
+    if pool_layer.dtype == FP8 and found.name == "native":
+        return _reference()
+    return found
+
+
+def _reference() -> Operators:
+    from kvhive.kernels.reference.operators import ReferenceOperators
+
+    return ReferenceOperators()
+
+
 @functools.cache
 def operators_on(device: str) -> Operators:
     """Choose once per kind of device, by the environment as it is then.
@@ -147,6 +166,4 @@ def operators_on(device: str) -> Operators:
         except ImportError as error:
             raise RuntimeError(f"Triton kernels: {error}") from error
         return TritonOperators()
-    from kvhive.kernels.reference.operators import ReferenceOperators
-
-    return ReferenceOperators()
+    return _reference()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from kvhive.kernels.attention_metadata import AttentionMetadata
-from kvhive.kernels.operators import operators_for
+from kvhive.kernels.fp8_cache import holds
+from kvhive.kernels.operators import operators_over
 
 
 def paged_attention(
@@ -20,7 +21,8 @@ def paged_attention(
 
     query:       [T, heads, head_dim]; each sequence's rows are the last positions of its context
     pool_layer:  [blocks, 2, kv_heads, block_size, head_dim], a view `pool[:, layer]` of the pool that the
-                 metadata was made for, with the queries' own K and V already written
+                 metadata was made for, with the queries' own K and V already written; of the queries' dtype
+                 or in eight bits (fp8_cache.py)
     metadata:    from `attention_metadata`; the same for all layers of a step
     scale:       factor of the scores, usually head_dim ** -0.5
     window:      one of the windows that the metadata was made for
@@ -38,6 +40,8 @@ def paged_attention(
     _, _, kv_heads, block_size, _ = pool_layer.shape
     if tokens != metadata.tokens:
         raise ValueError(f"query: needs {metadata.tokens} tokens, has {tokens}")
+    if not holds(pool_layer, query.dtype):
+        raise ValueError(f"query: needs the pool's {pool_layer.dtype}, is {query.dtype}")
     if heads % kv_heads:
         raise ValueError(f"query: {heads} heads are no multiple of {kv_heads} KV heads")
     if window not in metadata.windows:
@@ -52,4 +56,4 @@ def paged_attention(
         )
     if pool_layer.stride()[1:] != (kv_heads * width, width, head_dim, 1) or pool_layer.stride(0) % width:
         raise ValueError(f"pool_layer: is not a layer of a pool, strides {pool_layer.stride()}")
-    return operators_for(query).paged_attention(query, pool_layer, metadata, scale, window, softcap)
+    return operators_over(pool_layer).paged_attention(query, pool_layer, metadata, scale, window, softcap)

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import torch
 
+from kvhive.kernels.host_values import on_device
+
 _MULTIPLIER_0 = 0xD2511F53
 _MULTIPLIER_1 = 0xCD9E8D57
 _WEYL_0 = 0x9E3779B9
@@ -103,7 +105,7 @@ def stream_words(streams: Sequence[NoiseStream], device: torch.device) -> torch.
         if not 0 <= position <= _MASK:
             raise ValueError(f"position: needs 32 bits, is {position}")
     parts = [(seed & _MASK, seed >> 32, choice, position) for seed, choice, position in streams]
-    return torch.tensor(parts, dtype=torch.int64, device=device).reshape(-1, 4)
+    return on_device(parts, torch.int64, device).reshape(-1, 4)
 
 
 def _gumbel(bits: torch.Tensor) -> torch.Tensor:

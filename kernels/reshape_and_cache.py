@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from kvhive.kernels.operators import operators_for
+from kvhive.kernels.fp8_cache import holds
+from kvhive.kernels.operators import operators_over
 
 
 def reshape_and_cache(
@@ -13,7 +14,8 @@ def reshape_and_cache(
     """Write K and V of T tokens into one layer of the pool, in place.
 
     key, value:    [T, kv_heads, head_dim], any strides
-    pool_layer:    [blocks, 2, kv_heads, block_size, head_dim], a view `pool[:, layer]`
+    pool_layer:    [blocks, 2, kv_heads, block_size, head_dim], a view `pool[:, layer]`, of K's dtype or in
+                   eight bits (fp8_cache.py)
     slot_mapping:  [T] int64 on the pool's device; slot = block_id * block_size + offset in the block
 
     Raises ValueError when shapes or dtypes do not fit. Slots must be distinct and inside the pool; that is
@@ -29,6 +31,6 @@ def reshape_and_cache(
         raise ValueError(f"key, value: need {expected}, are {tuple(key.shape)} and {tuple(value.shape)}")
     if slot_mapping.dtype != torch.int64:
         raise ValueError(f"slot_mapping: needs int64, is {slot_mapping.dtype}")
-    if key.dtype != pool_layer.dtype or value.dtype != pool_layer.dtype:
+    if key.dtype != value.dtype or not holds(pool_layer, key.dtype):
         raise ValueError(f"key, value: need the pool's {pool_layer.dtype}, are {key.dtype} and {value.dtype}")
-    operators_for(key).reshape_and_cache(key, value, pool_layer, slot_mapping)
+    operators_over(pool_layer).reshape_and_cache(key, value, pool_layer, slot_mapping)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from kvhive.kernels.operators import operators_for
+from kvhive.kernels.fp8_cache import holds
+from kvhive.kernels.operators import operators_over
 
 
 def rotary_and_cache(
@@ -18,7 +19,8 @@ def rotary_and_cache(
 
     qkv:           [T, heads + 2 * kv_heads, head_dim]: queries, keys, values; may be overwritten
     cos, sin:      [T, head_dim / 2] float32, as in rotary_embedding
-    pool_layer:    [blocks, 2, kv_heads, block_size, head_dim], a view `pool[:, layer]`, of qkv's dtype
+    pool_layer:    [blocks, 2, kv_heads, block_size, head_dim], a view `pool[:, layer]`, of qkv's dtype or in
+                   eight bits (fp8_cache.py)
     slot_mapping:  [T] int64; slot = block_id * block_size + offset in the block; distinct, inside the pool
 
     The same as rotary_embedding followed by reshape_and_cache. Raises ValueError when shapes do not fit.
@@ -30,7 +32,7 @@ def rotary_and_cache(
         )
     if heads <= 2 * pool_layer.shape[2]:
         raise ValueError(f"qkv: needs more than {2 * pool_layer.shape[2]} heads, has {heads}")
-    if qkv.dtype != pool_layer.dtype:
+    if not holds(pool_layer, qkv.dtype):
         raise ValueError(f"qkv: needs the pool's {pool_layer.dtype}, is {qkv.dtype}")
     if tuple(cos.shape) != (tokens, head_dim // 2) or cos.shape != sin.shape:
         raise ValueError(
@@ -40,4 +42,4 @@ def rotary_and_cache(
         raise ValueError(
             f"slot_mapping: needs int64 [{tokens}], is {slot_mapping.dtype} {slot_mapping.shape}"
         )
-    return operators_for(qkv).rotary_and_cache(qkv, cos, sin, pool_layer, slot_mapping)
+    return operators_over(pool_layer).rotary_and_cache(qkv, cos, sin, pool_layer, slot_mapping)

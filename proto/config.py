@@ -48,12 +48,16 @@ class WorkersConfig:
     """Compute threads per worker; 0 means a fair share of our own head's cores, else `int(num_cpus)`."""
     block_size: int = 16
     """Tokens per KV block; one value per cluster."""
+    kv_dtype: str = "auto"
+    """`auto` keeps KV in the model's dtype; `fp8` in half the memory, less exactly; slow on a CPU."""
     pool_tokens: int = 0
     """Tokens of each worker's KV pool; 0: what `gpu_memory_utilization` leaves, on a CPU 16384."""
     gpu_memory_utilization: float = 0.9
     """On CUDA: the share of its memory for weights, the largest step and an automatic pool."""
     cuda_graphs: bool = True
     """On CUDA: record decode steps once and replay them, which saves hundreds of launches a step."""
+    deterministic: bool = False
+    """On CUDA: linear layers whose rows do not depend on the batch, slower; CPUs need no option."""
     max_step_tokens: int = 512
     """The token budget of one step: decodes first, then prompt chunks."""
     max_running: int = 16
@@ -144,6 +148,7 @@ class ClusterConfig:
 _CHOICES = {
     "model.dtype": ("auto", "float32", "bfloat16", "float16"),
     "workers.device": ("auto", "cpu", "cuda"),
+    "workers.kv_dtype": ("auto", "fp8"),
     "speculation.mode": ("off", "ngram", "draft"),
 }
 _LIMITS: dict[str, tuple[float, float]] = {

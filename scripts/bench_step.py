@@ -2,8 +2,10 @@
 
     python -m kvhive.scripts.bench_step
 
-Prints milliseconds a step for growing batches of decoding sequences of 1,000 tokens, and the line through
-them: what a step costs at all, and what each running sequence adds.
+Prints milliseconds a step for growing batches of decoding sequences of about 1,000 tokens, of which one in
+sixteen fills a block in each step, and the line through them: what a step costs at all, and what each running
+sequence adds. And what one round of an empty loop costs Python here, now: half of that on another machine
+means half of the rest.
 """
 
 from __future__ import annotations
@@ -49,15 +51,15 @@ class IdleRunner:
 
 def step_ms(batch: int) -> float:
     """Return the median milliseconds of a step in which `batch` sequences decode one token each."""
-    blocks = batch * ((CONTEXT + STEPS) // BLOCK_SIZE + 2)
+    blocks = batch * ((CONTEXT + STEPS) // BLOCK_SIZE + 3)
     manager = KvCacheManager(BlockPool(blocks), BLOCK_SIZE, root_hash(b"bench"), time.monotonic)
-    scheduler = Scheduler(manager, SchedulerLimits(batch * CONTEXT, batch, batch))
+    scheduler = Scheduler(manager, SchedulerLimits(batch * (CONTEXT + BLOCK_SIZE), batch, batch))
     hooks = EngineHooks(deliver=lambda outputs: None, publish=lambda events: None)
     engine = Engine(IdleRunner(), scheduler, hooks, time.monotonic)
     sampling = SamplingParams(max_tokens=STEPS + 20)
     for number in range(batch):
-        tokens = [number, *range(1, CONTEXT)]
-        engine.submit(Sequence(f"r{number}", tokens, CONTEXT, sampling))
+        tokens = [number, *range(1, CONTEXT + number % BLOCK_SIZE)]
+        engine.submit(Sequence(f"r{number}", tokens, len(tokens), sampling))
     engine.step()  # the prompts
     times = []
     for _ in range(STEPS):
@@ -67,6 +69,18 @@ def step_ms(batch: int) -> float:
     return 1e3 * statistics.median(times)
 
 
+def loop_ns() -> float:
+    """Return the nanoseconds of one round of an empty loop: how fast Python is here, now."""
+    rounds = range(100_000)
+    times = []
+    for _ in range(9):
+        began = time.thread_time()
+        for _ in rounds:
+            pass
+        times.append(time.thread_time() - began)
+    return 1e9 * statistics.median(times) / len(rounds)
+
+
 def main() -> None:
     """Measure and print."""
     medians = {}
@@ -74,6 +88,7 @@ def main() -> None:
         medians[batch] = statistics.median(step_ms(batch) for _ in range(ROUNDS))
         print(f"{batch:4d} sequences: {medians[batch]:7.3f} ms a step")
     per_sequence = (medians[256] - medians[1]) / 255
+    print(f"an empty loop: {loop_ns():.1f} ns a round")
     print(f"a step: {medians[1] - per_sequence:.3f} ms and {1e3 * per_sequence:.2f} us a sequence")
 
 

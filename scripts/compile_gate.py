@@ -2,7 +2,7 @@
 
 The kernels' own launchers run on small CPU tensors; each launch is compiled as on a device, and not run. What
 fails: spilled registers, a stack frame, more shared memory than the device has, and 16-bit prefill attention
-on sm_90 without its warp-group matrix instructions.
+or linear layers on sm_90 without their warp-group matrix instructions.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from unittest import mock
 
 import torch
 
+from kvhive.kernels.fp8_cache import FP8
+
 ARCHITECTURES = (80, 90)
 _SHARED_LIMIT = {80: 163 << 10, 90: 227 << 10}
 """Bytes that one program may have. Source: CUDA programming guide, technical specifications."""
@@ -42,9 +44,12 @@ class Case:
 
     name: str
     launch: Callable[[], Any]
-    needs_wgmma: bool = False
+    needs_wgmma: str = ""
+    """The kernel, of those that are launched, that must multiply by warp groups on sm_90."""
     rare: bool = False
     """Compiled with --all only: differs from another case in a constant, or is not for production."""
+    architectures: tuple[int, ...] = ARCHITECTURES
+    """Where it can run: devices before 8.9 have no conversion from and to eight bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ProcessPoolExecutor(options.jobs) as pool:
         jobs = [
             pool.submit(_compile_by_name, case.name, architecture)
-            for case, architecture in itertools.product(chosen, ARCHITECTURES)
+            for case in chosen
+            for architecture in case.architectures
         ]
         reports = [report for job in jobs for report in job.result()]
     print(_row("kernel", "case", "arch", "regs", "stack", "local", "shared", "wgmma", ""))
@@ -175,7 +181,7 @@ def _report(case: Case, kernel: str, binary: Any, architecture: int) -> Report:
         usage["LOCAL"],
         shared,
         wgmma,
-        case.needs_wgmma,
+        case.needs_wgmma == kernel,
     )
 
 
@@ -205,26 +211,42 @@ def _attention_cases() -> Iterator[Case]:
         rare |= dtype == torch.float16 or (softcap is not None and (not half or head_dim == 80))
         rare |= not half and head_dim == 80
         for queries, phase in ((1, "decode"), (64, "prefill")):
-            launch = functools.partial(_attention, head_dim, dtype, softcap, queries)
-            yield Case(f"{phase} {kind}", launch, half and phase == "prefill", rare)
+            wgmma = "prefill_kernel" if half and phase == "prefill" else ""
+            launch = functools.partial(_attention, head_dim, dtype, softcap, queries, dtype)
+            yield Case(f"{phase} {kind}", launch, wgmma, rare)
+            if half:
+                launch = functools.partial(_attention, head_dim, dtype, softcap, queries, FP8)
+                yield Case(f"{phase} {kind} over fp8", launch, wgmma, rare, (90,))
 
 
-def _attention(head_dim: int, dtype: torch.dtype, softcap: float | None, queries: int) -> None:
+def _attention(
+    head_dim: int, dtype: torch.dtype, softcap: float | None, queries: int, pool_dtype: torch.dtype
+) -> None:
     from kvhive.kernels.attention_metadata import attention_metadata
 
-    pool = torch.zeros(8, 1, 2, 2, _BLOCK_SIZE, head_dim, dtype=dtype)
+    pool = torch.zeros(8, 1, 2, 2, _BLOCK_SIZE, head_dim, dtype=pool_dtype)
     metadata = attention_metadata(pool, [list(range(8))], [queries], [100])
     query = torch.zeros(queries, 8, head_dim, dtype=dtype)
     _operators().paged_attention(query, pool[:, 0], metadata, head_dim**-0.5, None, softcap)
 
 
 def _layer_cases() -> Iterator[Case]:
+    for dtype, wgmma in ((torch.bfloat16, "linear_kernel"), (torch.float32, "")):
+        for rows, inputs in ((8, 4096), (8, 576), (300, 4096)):
+            name = f"linear {rows} x {inputs} {str(dtype).removeprefix('torch.')}"
+            yield Case(name, functools.partial(_linear, rows, inputs, dtype), wgmma)
     for hidden in (576, 16384):
         yield Case(f"norm {hidden}", functools.partial(_norms, hidden))
     for head_dim in _HEAD_DIMS:
-        yield Case(f"rotary {head_dim}", functools.partial(_rotary, head_dim))
+        yield Case(f"rotary {head_dim}", functools.partial(_rotary, head_dim, torch.bfloat16))
+        yield Case(f"rotary {head_dim} fp8", functools.partial(_rotary, head_dim, FP8), architectures=(90,))
     yield Case("activation", _activations)
     yield Case("blocks", _blocks)
+
+
+def _linear(rows: int, inputs: int, dtype: torch.dtype) -> None:
+    x, weight = torch.zeros(rows, inputs, dtype=dtype), torch.zeros(384, inputs, dtype=dtype)
+    _operators().linear(x, weight, weight[:, 0].contiguous())
 
 
 def _norms(hidden: int) -> None:
@@ -235,8 +257,8 @@ def _norms(hidden: int) -> None:
         operators.add_rms_norm(x, x, each, 1e-6)
 
 
-def _rotary(head_dim: int) -> None:
-    pool = torch.zeros(2, 1, 2, 2, _BLOCK_SIZE, head_dim, dtype=torch.bfloat16)
+def _rotary(head_dim: int, pool_dtype: torch.dtype) -> None:
+    pool = torch.zeros(2, 1, 2, 2, _BLOCK_SIZE, head_dim, dtype=pool_dtype)
     qkv, slots = torch.zeros(2, 8, head_dim, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.int64)
     angles = torch.zeros(2, head_dim // 2)
     operators = _operators()

@@ -15,6 +15,7 @@ from kvhive.worker.block_pool import BlockPool
 from kvhive.worker.decoder import DecoderModel
 from kvhive.worker.decoder_config import DecoderConfig, Rope
 from kvhive.worker.engine import Engine, EngineHooks, Output
+from kvhive.worker.kv_cache import PoolSpec
 from kvhive.worker.kv_cache_manager import KvCacheManager
 from kvhive.worker.model_runner import Chunk
 from kvhive.worker.pool_size import DeviceMemory
@@ -89,7 +90,7 @@ def make_runner(device: torch.device, dry: bool) -> TorchModelRunner:
         model = DecoderModel(config, random_weights(config, device), getattr(torch, dtype), device)
     memory = DeviceMemory(utilization=0.9, max_step_tokens=8192, max_running=256)
     blocks = 256 if device.type == "cpu" else 0
-    return TorchModelRunner(model, config, dtype, device, blocks, BLOCK, memory=memory)
+    return TorchModelRunner(model, config, dtype, device, PoolSpec(blocks, BLOCK), memory=memory)
 
 
 def check_engine(runner: TorchModelRunner, dry: bool) -> dict[str, Any]:

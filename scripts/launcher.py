@@ -184,7 +184,9 @@ def _start_router(start: Start) -> None:
         cluster_token=state.cluster_token,
         model_path=str(start.model),
         model_name=start.model_name,
-        model_identity=model_identity(start.model, start.dtype, config.workers.block_size).hex(),
+        model_identity=model_identity(
+            start.model, start.dtype, config.workers.block_size, config.workers.kv_dtype
+        ).hex(),
         max_context=min(config.model.max_context or limit, limit),
         vocab_size=start.model_config.vocab_size,
         ready_file=str(start.runtime_dir / "ready.json"),

@@ -30,10 +30,14 @@ class DecoderModel:
         weights: Iterable[tuple[str, torch.Tensor]],
         dtype: torch.dtype,
         device: torch.device | str,
+        invariant: bool = False,
     ) -> None:
-        """Take the weights, under their Hugging Face names. Raises ModelError if they do not fit."""
+        """Take the weights, under their Hugging Face names. Raises ModelError if they do not fit.
+
+        invariant: its linear layers' rows do not depend on the batch
+        """
         self.config = config
-        self._weights = load_decoder(config, weights, dtype, device)
+        self._weights = load_decoder(config, weights, dtype, device, invariant)
         ropes = list(dict.fromkeys(config.layer_rope(index) for index in range(config.layers)))
         self._rope_of = [ropes.index(config.layer_rope(index)) for index in range(config.layers)]
         self._windows = [config.layer_window(index) for index in range(config.layers)]

@@ -10,6 +10,7 @@ import torch
 
 from kvhive.proto.errors import ModelError
 from kvhive.worker.decoder_config import DecoderConfig
+from kvhive.worker.invariant_linear import InvariantLinear
 from kvhive.worker.linear import Linear
 
 
@@ -54,12 +55,15 @@ def load_decoder(
     weights: Iterable[tuple[str, torch.Tensor]],
     dtype: torch.dtype,
     device: torch.device | str,
+    invariant: bool = False,
 ) -> DecoderWeights:
     """Copy weights, one at a time, into the fused tensors they are parts of.
 
+    invariant: make linear layers whose rows do not depend on the batch
+
     Raises ModelError for a tensor that is unknown, missing, doubled or of the wrong shape.
     """
-    places = _Places(dtype, device)
+    places = _Places(dtype, device, InvariantLinear if invariant else Linear)
     model = places.model(config)
     for name, tensor in weights:
         if name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_embeddings):
@@ -73,7 +77,8 @@ def load_decoder(
 class _Places:
     """Allocates the fused tensors and knows which part of them each checkpoint name fills."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device | str, linear: type[Linear]) -> None:
+        self._linear_type = linear
         self._dtype = dtype
         self._device = device
         self._open: dict[str, torch.Tensor] = {}
@@ -88,7 +93,7 @@ class _Places:
         head = embedding
         if not config.tie_embeddings:
             head = self._stack((config.hidden_size,), {"lm_head.weight": config.vocab_size})
-        return DecoderWeights(embedding, layers, final_norm, Linear(head))
+        return DecoderWeights(embedding, layers, final_norm, self._linear_type(head))
 
     def fill(self, name: str, tensor: torch.Tensor) -> None:
         """Copy one tensor to its place."""
@@ -150,7 +155,7 @@ class _Places:
     def _linear(self, parts: dict[str, int], inputs: int, biased: bool) -> Linear:
         weight = self._stack((inputs,), {f"{name}.weight": rows for name, rows in parts.items()})
         bias = self._stack((), {f"{name}.bias": rows for name, rows in parts.items()}) if biased else None
-        return Linear(weight, bias)
+        return self._linear_type(weight, bias)
 
     def _stack(self, trailing: tuple[int, ...], parts: dict[str, int]) -> torch.Tensor:
         """Allocate one tensor for the parts below each other and note each part's place in it."""

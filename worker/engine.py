@@ -18,7 +18,7 @@ from kvhive.proto.kv_events import KvEvent
 from kvhive.worker.model_runner import Chunk, ChunkResult, ModelRunner, TokenLogprobs
 from kvhive.worker.scheduler import Scheduler
 from kvhive.worker.sequence import FinishReason, Sequence
-from kvhive.worker.step_plan import Progress, Scheduled
+from kvhive.worker.step_plan import Scheduled
 from kvhive.worker.step_time import StepTimeModel
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Engine:
         self._wake = threading.Condition()
         self._stopping = False
         self._refused: list[Output] = []
-        self._untold: list[Progress] | None = None
+        self._untold: tuple[list[Scheduled], list[ChunkResult]] | None = None
         self._load = LoadReport()
         self._victim_used_at: float | None = None
         self._leaks = 0
@@ -125,9 +125,10 @@ class Engine:
         """
         self._take_in()
         plan = self._scheduler.schedule()
-        progress = self._scheduler.commit(plan, self._run(plan)) if plan else []
+        results = self._timed_run([item.chunk for item in plan]) if plan else []
+        self._scheduler.commit(plan, results)
         self._tell_rest()  # where nothing was launched meanwhile
-        self._untold = progress
+        self._untold = plan, results
         if not self._runner.overlaps or not self._scheduler.running:
             self._tell_rest()
 
@@ -189,9 +190,6 @@ class Engine:
         if seq is not None:
             self._scheduler.cancel(seq)
 
-    def _run(self, plan: list[Scheduled]) -> list[ChunkResult]:
-        return self._timed_run([item.chunk() for item in plan])
-
     def _timed_run(self, chunks: list[Chunk]) -> list[ChunkResult]:
         started = self._clock()
         wait = self._runner.launch(chunks)
@@ -206,36 +204,37 @@ class Engine:
         return results
 
     def _tell_rest(self) -> None:
-        progress, self._untold = self._untold, None
-        if progress is not None:
-            self._tell(progress)
+        untold, self._untold = self._untold, None
+        if untold is not None:
+            self._tell(*untold)
 
-    def _tell(self, progress: list[Progress]) -> None:
+    def _tell(self, plan: list[Scheduled], results: list[ChunkResult]) -> None:
         outputs, self._refused = self._refused, []
-        for item in progress:
+        for item, result in zip(plan, results, strict=True):
             seq = item.seq
-            if seq.finish_reason is FinishReason.CANCELLED:
+            finish = seq.finish_reason
+            if finish is FinishReason.CANCELLED:
                 continue  # since the step that is told of
-            if item.tokens or item.prompt_logprobs:
-                outputs.append(
-                    Output(
-                        seq.request_id,
-                        tokens=tuple(item.tokens),
-                        logprobs=tuple(item.logprobs),
-                        prompt_logprobs=tuple(item.prompt_logprobs),
-                        cached_tokens=seq.cached_tokens or 0,
-                        written_tokens=seq.written_tokens,
-                        pinned_tokens=seq.pinned_tokens or 0,
-                        drafted=seq.drafted,
-                        accepted=seq.accepted,
-                        finish=seq.finish_reason,
-                    )
-                )
-            elif seq.finish_reason is FinishReason.FAILED:
+            if result.failed:
                 outputs.append(
                     Output(seq.request_id, error=ComputeError("the model's logits are not finite"))
                 )
-            if seq.finish_reason is not None:
+            elif result.tokens or result.prompt_logprobs:
+                outputs.append(
+                    Output(  # by position: names would cost as much again
+                        seq.request_id,
+                        tuple(result.tokens),
+                        tuple(result.logprobs),
+                        tuple(result.prompt_logprobs),
+                        seq.cached_tokens or 0,
+                        seq.written_tokens,
+                        seq.pinned_tokens or 0,
+                        seq.drafted,
+                        seq.accepted,
+                        finish,
+                    )
+                )
+            if finish is not None:
                 self._sequences.pop(seq.request_id, None)
         self.steps += 1
         self._report()  # before the outputs: who sees a request end finds its blocks already accounted for

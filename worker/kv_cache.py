@@ -1,11 +1,41 @@
-"""Allocate a worker's KV pool, once."""
+"""What a worker's KV pool is to be, and its allocation, once."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
+from kvhive.kernels.fp8_cache import FP8
 from kvhive.proto.errors import ModelError
 from kvhive.worker.model_runner import ModelShape
+
+_FP8_CAPABILITY = (8, 9)
+"""The first CUDA devices with instructions from and to numbers of eight bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSpec:
+    """Size and format of a pool."""
+
+    blocks: int
+    """0: as many as a CUDA device has room for."""
+    block_size: int = 16
+    dtype: str = "auto"
+    """`auto` is the model's, `fp8` has eight bits (kernels/fp8_cache.py)."""
+
+    def torch_dtype(self, model_dtype: torch.dtype, device: torch.device) -> torch.dtype:
+        """Return what the pool's numbers are. Raises ModelError on a device that has no eight bits."""
+        if self.dtype == "auto":
+            return model_dtype
+        if self.dtype != "fp8":
+            raise ValueError(f"kv_dtype: must be auto or fp8, is {self.dtype!r}")
+        if device.type == "cuda" and (own := torch.cuda.get_device_capability(device)) < _FP8_CAPABILITY:
+            raise ModelError(
+                f"workers.kv_dtype: fp8 needs a CUDA device of compute capability 8.9 or more, {device} "
+                f"({torch.cuda.get_device_name(device)}) has {own[0]}.{own[1]}"
+            )
+        return FP8
 
 
 def allocate_pool(

@@ -20,10 +20,17 @@ SAMPLE_BYTES = 4096
 _READ_BYTES = 1 << 20
 
 
-def model_identity(path: Path, dtype: str, block_size: int, full_hash_bytes: int = FULL_HASH_BYTES) -> bytes:
+def model_identity(
+    path: Path,
+    dtype: str,
+    block_size: int,
+    kv_dtype: str = "auto",
+    full_hash_bytes: int = FULL_HASH_BYTES,
+) -> bytes:
     """Return 32 bytes over the configuration, the tensors and the layout of KV in the pool.
 
-    dtype: what the weights are loaded as and the KV is kept in, resolved (not `auto`).
+    dtype: what the weights are loaded as, resolved (not `auto`).
+    kv_dtype: what the KV is kept in: `auto` is dtype. Blocks of two formats are never interchangeable.
 
     The path, the file's name and the way tensors are split over shards do not matter. Up to
     `full_hash_bytes` of tensors every byte counts: equal identities mean equal weights. Above, each
@@ -43,6 +50,7 @@ def model_identity(path: Path, dtype: str, block_size: int, full_hash_bytes: int
         IDENTITY_VERSION,
         KV_LAYOUT_VERSION,
         dtype.encode(),
+        kv_dtype.encode(),
         str(block_size).encode(),
         json.dumps(config, sort_keys=True, default=sorted).encode(),  # sets, sorted
         b"whole" if whole else b"sampled",

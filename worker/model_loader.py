@@ -15,20 +15,31 @@ from kvhive.worker.weights import iterate_weights
 
 
 def load_model(
-    path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device | str
+    path: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    invariant: bool = False,
 ) -> LanguageModel:
     """Load the weights of the model that `config` was read of.
 
-    Raises ModelError that names the files, and the architecture and the reason where it cannot be served.
+    invariant: give it linear layers whose rows do not depend on the batch
+
+    Raises ModelError that names the files, and the architecture and the reason where it cannot be served;
+    also where transformers computes it and its layers are to be invariant.
     """
     if not isinstance(config, DecoderConfig):
+        if invariant:
+            raise ModelError(
+                f"{path}: workers.deterministic: transformers computes this model, with its own linear layers"
+            )
         # Importing transformers takes seconds, which a native model need not wait for.
         from kvhive.worker.transformers_check import checked_transformers_model
 
         return checked_transformers_model(path, config, dtype, device)
     try:
         with torch.inference_mode():
-            return DecoderModel(config, iterate_weights(path, config), dtype, device)
+            return DecoderModel(config, iterate_weights(path, config), dtype, device, invariant)
     except ModelError as error:
         # The model names the tensor; only here is the file known.
         where = str(path)

@@ -18,11 +18,13 @@ class WorkerOptions:
     redis_url: str = field(repr=False)
     cluster_token: str = field(repr=False)
     dtype: str = "float32"
+    kv_dtype: str = "auto"
     device: str = "cpu"
     block_size: int = 16
     pool_tokens: int = 0
     gpu_memory_utilization: float = 0.9
     graphs: bool = True
+    deterministic: bool = False
     max_step_tokens: int = 512
     max_running: int = 16
     max_waiting: int = 256

@@ -25,6 +25,8 @@ class DeviceMemory:
     max_running: int
     graphs: bool = True
     """Decode steps as CUDA graphs. What they and sampling hold comes out of the rest of the memory."""
+    deterministic: bool = False
+    """Linear layers whose rows do not depend on the batch (kernels/linear.py)."""
 
 
 def blocks_that_fit(total: int, utilization: float, others: int, peak: int, block_bytes: int) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from kvhive.proto.errors import ModelError
+from kvhive.worker.kv_cache import PoolSpec
 from kvhive.worker.model_config import read_model_config, resolve_dtype
 from kvhive.worker.model_loader import load_model
 from kvhive.worker.pool_size import DeviceMemory
@@ -19,24 +20,30 @@ def load_runner(
     device: str = "cpu",
     num_blocks: int = 1024,
     block_size: int = 16,
-    threads: int = 0,
     max_context: int = 0,
     memory: DeviceMemory | None = None,
+    kv_dtype: str = "auto",
 ) -> TorchModelRunner:
     """Load the model onto the device and allocate its pool; the rest is TorchModelRunner's.
 
     model_path: what model_path.resolve_model returns
-    threads: compute threads of this process, which is torch's own setting for all of it; 0 leaves it
+    kv_dtype: `auto` keeps KV in the model's dtype, `fp8` in eight bits
 
     Raises ModelError when the model cannot be loaded or the pool has no room.
     """
-    if threads:
-        torch.set_num_threads(threads)
     config = read_model_config(model_path)
     dtype = resolve_dtype(config, dtype, device)
     place = torch_device(device)
-    model = load_model(model_path, config, getattr(torch, dtype), place)
-    return TorchModelRunner(model, config, dtype, place, num_blocks, block_size, max_context, memory)
+    invariant = memory is not None and memory.deterministic and place.type == "cuda"
+    model = load_model(model_path, config, getattr(torch, dtype), place, invariant)
+    pool = PoolSpec(num_blocks, block_size, kv_dtype)
+    return TorchModelRunner(model, config, dtype, place, pool, max_context, memory)
+
+
+def set_threads(threads: int) -> None:
+    """Set the compute threads of this process, which is torch's own setting for all of it; 0 leaves it."""
+    if threads:
+        torch.set_num_threads(threads)
 
 
 def torch_device(name: str) -> torch.device:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as ReadOnly
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from kvhive.proto.errors import InvalidRequest, Overloaded
@@ -25,7 +25,7 @@ from kvhive.worker.fair_share import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST, FairS
 from kvhive.worker.kv_cache_manager import KvCacheManager
 from kvhive.worker.model_runner import ChunkResult, TokenLogprobs
 from kvhive.worker.sequence import FinishReason, Sequence, SequenceState
-from kvhive.worker.step_plan import Progress, Scheduled
+from kvhive.worker.step_plan import Scheduled
 from kvhive.worker.waiting_queue import Ranking, WaitingQueue, clamped_priority
 
 DraftsFor: TypeAlias = Callable[[Sequence], int]
@@ -66,7 +66,8 @@ class Scheduler:
         self._drafts_for = drafts_for
         self._shares = FairShare()
         self.waiting = WaitingQueue()
-        self.running: list[Sequence] = []  # in the order of admission
+        self.running: dict[Sequence, Scheduled] = {}  # in the order of admission
+        self._prefilling: set[Sequence] = set()  # those of them with more than one token to compute
         self._kept_out: set[str] = set()  # waiting for pins to end
         self._tickets = 0
         self.preemptions = 0
@@ -88,7 +89,7 @@ class Scheduler:
     @property
     def queued_prefill_tokens(self) -> int:
         """Tokens of waiting and prefilling sequences whose KV is still to be computed."""
-        return self.waiting.tokens + sum(seq.remaining for seq in self.running if seq.remaining > 1)
+        return self.waiting.tokens + sum(seq.remaining for seq in self._prefilling)
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence. Raises InvalidRequest if it can never fit, Overloaded if the queue is full."""
@@ -121,34 +122,44 @@ class Scheduler:
     def schedule(self) -> list[Scheduled]:
         """Choose the next step: decoding sequences, then prompts and newcomers, then drafts."""
         self.manager.pool.expire(self.manager.clock())
-        plan: dict[str, Scheduled] = {}
+        plan: list[Scheduled] = []
         budget, preempted = self.limits.max_step_tokens, self.preemptions
         budget = self._decode(plan, budget)
         budget = self._prefill(plan, budget, admitting=preempted == self.preemptions)
         self.manager.pool.leases.renewing = not self._kept_out
         if self._drafts_for is not None:
             self._add_drafts(plan, budget, self._drafts_for)
-        return list(plan.values())
+        return plan
 
-    def commit(self, plan: ReadOnly[Scheduled], results: ReadOnly[ChunkResult]) -> list[Progress]:
-        """Take in a step's results: append tokens, register what was computed, finish what is done."""
-        return [self._advance(item, result) for item, result in zip(plan, results, strict=True)]
+    def commit(self, plan: ReadOnly[Scheduled], results: ReadOnly[ChunkResult]) -> None:
+        """Take in a step's results: append tokens, register what was computed, finish what is done.
 
-    def _advance(self, item: Scheduled, result: ChunkResult) -> Progress:
+        Cuts each result to what its sequence has gained by it.
+        """
+        for item, result in zip(plan, results, strict=True):
+            self._advance(item, result)
+
+    def _advance(self, item: Scheduled, result: ChunkResult) -> None:
         seq = item.seq
         if result.failed:  # nothing it computed in this step may be found by others
             self._finish(seq, FinishReason.FAILED)
-            return Progress(seq)
-        kept, reason = self._kept(seq, result.tokens)
-        prompt_logprobs = self._unreported(seq, result.prompt_logprobs) if result.prompt_logprobs else ()
-        self._charge(seq, item.num_tokens, len(kept))
-        seq.tokens.extend(kept)
+            return
+        if result.prompt_logprobs:
+            result.prompt_logprobs = self._unreported(seq, result.prompt_logprobs)
+        reason = self._append(seq, result)
+        gained = len(result.tokens)
+        cost = OUTPUT_TOKEN_COST * gained
+        if not seq.prompt_ready:
+            cost += self._prompt_cost(seq, item.num_tokens)
+        self._shares.charge(seq.tenant, cost)
         seq.num_computed += item.num_tokens
         if result.drafted:
             # All but the last of the new tokens were drafts, and their KV is in the pool. That of rejected
             # drafts lies beyond num_computed: it is written over before anybody reads it.
-            seq.num_computed += len(kept) - 1
-            self._count_drafts(seq, result.drafted, len(kept) - 1)
+            seq.num_computed += gained - 1
+            self._count_drafts(seq, result.drafted, gained - 1)
+        if self._prefilling and seq.remaining <= 1:
+            self._prefilling.discard(seq)
         if seq.num_computed // self.manager.block_size > seq.registered:
             self.manager.commit(seq)
         if not seq.prompt_ready and seq.num_computed >= seq.prompt_tokens:
@@ -157,18 +168,24 @@ class Scheduler:
             self.waiting.release(seq)
         if reason is not None:
             self._finish(seq, reason)
-        return Progress(seq, kept, result.logprobs[: len(kept)], prompt_logprobs)
 
-    def _kept(self, seq: Sequence, tokens: ReadOnly[int]) -> tuple[ReadOnly[int], FinishReason | None]:
-        """Cut new tokens at the first stop token or at the sequence's full length."""
-        length, sampling = len(seq.tokens), seq.sampling
-        for index, token in enumerate(tokens, 1):
-            length += 1
+    def _append(self, seq: Sequence, result: ChunkResult) -> FinishReason | None:
+        """Append a step's tokens, cut at the first stop token or at the sequence's full length."""
+        tokens, sampling, reason = seq.tokens, seq.sampling, None
+        before = len(tokens)
+        for token in result.tokens:
+            tokens.append(token)
+            length = len(tokens)
             if token in sampling.stop_token_ids and length - seq.prompt_tokens > sampling.min_tokens:
-                return tokens[:index], FinishReason.STOP
-            if length >= seq.max_total:
-                return tokens[:index], FinishReason.LENGTH
-        return tokens, None
+                reason = FinishReason.STOP
+            elif length >= seq.max_total:
+                reason = FinishReason.LENGTH
+            else:
+                continue
+            result.tokens = result.tokens[: length - before]
+            result.logprobs = result.logprobs[: length - before]
+            break
+        return reason
 
     def _unreported(self, seq: Sequence, scored: ReadOnly[TokenLogprobs]) -> ReadOnly[TokenLogprobs]:
         """Of what this step says of the tokens after num_computed, what is prompt and was not told yet."""
@@ -178,12 +195,11 @@ class Scheduler:
             seq.prompt_scored = seq.num_computed + first + len(new)
         return new
 
-    def _charge(self, seq: Sequence, computed: int, output: int) -> None:
-        """Count a step for the tenant. That preemption makes us compute a prompt again is not its doing."""
-        cost = OUTPUT_TOKEN_COST * output
-        if not seq.prompt_ready and not seq.preemptions:
-            cost += PROMPT_TOKEN_COST * min(computed, max(0, seq.prompt_tokens - seq.num_computed))
-        self._shares.charge(seq.tenant, cost)
+    def _prompt_cost(self, seq: Sequence, computed: int) -> int:
+        """Return what a tenant pays for its prompt's part of a step."""
+        if seq.preemptions:  # that we compute it again is not the tenant's doing
+            return 0
+        return PROMPT_TOKEN_COST * min(computed, max(0, seq.prompt_tokens - seq.num_computed))
 
     def _count_drafts(self, seq: Sequence, drafted: int, accepted: int) -> None:
         seq.drafted += drafted
@@ -191,21 +207,22 @@ class Scheduler:
         self.drafted += drafted
         self.accepted += accepted
 
-    def _decode(self, plan: dict[str, Scheduled], budget: int) -> int:
+    def _decode(self, plan: list[Scheduled], budget: int) -> int:
         """Plan one token of every sequence that decodes; return what is left of the budget."""
         block_size = self.manager.block_size
-        for seq in tuple(self.running):
+        for seq, item in tuple(self.running.items()):
             computed = seq.num_computed
             if len(seq.tokens) - computed != 1:
                 continue
-            if budget and computed < len(seq.block_table) * block_size and seq.state is SequenceState.RUNNING:
-                plan[seq.request_id] = Scheduled(seq, 1)  # as _catch_up would, of a block that it has
+            if budget and computed < len(seq.block_table) * block_size:  # whoever was preempted has no block
+                item.plan(1)  # as _catch_up would
+                plan.append(item)
                 budget -= 1
             else:
                 budget -= self._catch_up(seq, plan, budget)
         return budget
 
-    def _catch_up(self, seq: Sequence, plan: dict[str, Scheduled], budget: int) -> int:
+    def _catch_up(self, seq: Sequence, plan: list[Scheduled], budget: int) -> int:
         """Plan the next tokens of a running sequence; return what that takes from the budget."""
         if seq.state is not SequenceState.RUNNING or budget == 0:  # it may have been preempted just now
             return 0
@@ -213,20 +230,21 @@ class Scheduler:
         regained = self._make_room(seq, num_tokens, plan)
         if seq.state is not SequenceState.RUNNING:
             return -regained
-        plan[seq.request_id] = Scheduled(seq, num_tokens)
+        item = self.running[seq]
+        item.plan(num_tokens)
+        plan.append(item)
         return num_tokens - regained
 
-    def _prefill(self, plan: dict[str, Scheduled], budget: int, admitting: bool) -> int:
+    def _prefill(self, plan: list[Scheduled], budget: int, admitting: bool) -> int:
         """Share the budget among prompts, running and waiting ones; return what is left.
 
         Nobody overtakes a sequence that waits for blocks, unless only pins keep it out: that may take long.
         """
         admitting = admitting and bool(self.waiting) and len(self.running) < self.limits.batch
-        unranked = [seq for seq in self.running if seq.remaining > 1]
-        if not unranked and not admitting:
+        if not self._prefilling and not admitting:
             return budget
         ranking = self._ranking()
-        prompts = sorted(unranked, key=ranking.of, reverse=True)
+        prompts = sorted(self._prefilling, key=ranking.of, reverse=True)
         passed: list[Sequence] = []
         preempted = self.preemptions
         while budget:
@@ -256,13 +274,12 @@ class Scheduler:
 
     def _ranking(self) -> Ranking:
         oldest = self.waiting.oldest()
-        for seq in self.running:
-            if seq.remaining > 1:
-                level = clamped_priority(seq)
-                oldest[level] = min(oldest.get(level, seq.waiting_since), seq.waiting_since)
+        for seq in self._prefilling:
+            level = clamped_priority(seq)
+            oldest[level] = min(oldest.get(level, seq.waiting_since), seq.waiting_since)
         return Ranking(self.manager.clock(), oldest, self._shares)
 
-    def _make_room(self, seq: Sequence, num_tokens: int, plan: dict[str, Scheduled]) -> int:
+    def _make_room(self, seq: Sequence, num_tokens: int, plan: list[Scheduled]) -> int:
         """Preempt until `seq` has blocks for `num_tokens` more; return the budget that comes back.
 
         `seq` itself may be the one to go.
@@ -274,18 +291,28 @@ class Scheduler:
         regained = 0
         while seq.state is SequenceState.RUNNING and not self.manager.grow(seq, num_tokens):
             victim = min(reversed(self.running), key=_worth_keeping)
-            planned = plan.pop(victim.request_id, None)
-            regained += planned.num_tokens if planned else 0
-            self.running.remove(victim)
-            self.manager.release(victim)
-            victim.state = SequenceState.WAITING
-            victim.waiting_since = self.manager.clock()
-            victim.preemptions += 1
-            self.preemptions += 1
-            self.waiting.put_back(victim)
+            planned = self._preempt(victim)
+            if planned in plan:
+                plan.remove(planned)
+                regained += planned.num_tokens
         return regained
 
-    def _start(self, seq: Sequence, plan: dict[str, Scheduled], budget: int) -> int:
+    def _preempt(self, victim: Sequence) -> Scheduled:
+        """Let a running sequence start over later; return what may have been planned of it."""
+        planned = self._stop_running(victim)
+        self.manager.release(victim)
+        victim.state = SequenceState.WAITING
+        victim.waiting_since = self.manager.clock()
+        victim.preemptions += 1
+        self.preemptions += 1
+        self.waiting.put_back(victim)
+        return planned
+
+    def _stop_running(self, seq: Sequence) -> Scheduled:
+        self._prefilling.discard(seq)
+        return self.running.pop(seq)
+
+    def _start(self, seq: Sequence, plan: list[Scheduled], budget: int) -> int:
         """Let a sequence run; return how many tokens this step computes of it."""
         self._kept_out.discard(seq.request_id)
         self.waiting.remove(seq)
@@ -295,17 +322,19 @@ class Scheduler:
             self.prefix_queries += len(seq.tokens)
             self.prefix_hits += seq.num_computed
         seq.state = SequenceState.RUNNING
-        self.running.append(seq)
         num_tokens = min(seq.remaining, budget)
         grown = self.manager.grow(seq, num_tokens)
         assert grown, f"{seq.request_id} was admitted into a pool that cannot hold it"
-        plan[seq.request_id] = Scheduled(seq, num_tokens)
+        item = self.running[seq] = Scheduled(seq, num_tokens)
+        plan.append(item)
+        if seq.remaining > 1:
+            self._prefilling.add(seq)
         return num_tokens
 
-    def _add_drafts(self, plan: dict[str, Scheduled], budget: int, drafts_for: DraftsFor) -> None:
+    def _add_drafts(self, plan: list[Scheduled], budget: int, drafts_for: DraftsFor) -> None:
         """Give what is left of the budget to drafts, in blocks that nobody else is counting on."""
         spare = self.manager.pool.available - self._reserved()
-        for item in list(plan.values()):
+        for item in plan:
             seq = item.seq
             if budget == 0 or spare < 0:
                 return
@@ -316,7 +345,7 @@ class Scheduler:
             drafts = min(drafts_for(seq), budget, room, seq.max_total - len(seq.tokens) - 1)
             if drafts > 0 and self.manager.grow(seq, 1 + drafts):
                 spare = self.manager.pool.available - self._reserved()
-                plan[seq.request_id] = replace(item, max_drafts=drafts)
+                item.chunk.max_drafts = drafts
                 budget -= drafts
 
     def _whole_need(self, seq: Sequence) -> int:
@@ -336,7 +365,7 @@ class Scheduler:
 
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
         if seq.state is SequenceState.RUNNING:
-            self.running.remove(seq)
+            self._stop_running(seq)
         else:
             self.waiting.remove(seq)
             self._kept_out.discard(seq.request_id)

@@ -34,7 +34,7 @@ from kvhive.worker.model_identity import model_identity
 from kvhive.worker.model_runner import ModelRunner
 from kvhive.worker.options import WorkerOptions, pool_blocks
 from kvhive.worker.pool_size import DeviceMemory
-from kvhive.worker.runner_loader import load_runner
+from kvhive.worker.runner_loader import load_runner, set_threads
 from kvhive.worker.scheduler import DraftsFor, Scheduler, SchedulerLimits
 from kvhive.worker.service import ClusterTokenGuard, WorkerService
 from kvhive.worker.speculation import make_drafter
@@ -95,19 +95,26 @@ class WorkerServer:
         options = self._options
         self._loop_thread.start()
         self._progress = "loading model"
+        set_threads(options.threads)
         target = load_runner(
             model_path=Path(options.model_path),
             dtype=options.dtype,
             device=options.device,
             num_blocks=pool_blocks(options),
             block_size=options.block_size,
-            threads=options.threads,
             max_context=options.max_context,
             memory=DeviceMemory(
-                options.gpu_memory_utilization, options.max_step_tokens, options.max_running, options.graphs
+                options.gpu_memory_utilization,
+                options.max_step_tokens,
+                options.max_running,
+                options.graphs,
+                options.deterministic,
             ),
+            kv_dtype=options.kv_dtype,
         )
-        identity = model_identity(Path(options.model_path), target.dtype_name, options.block_size)
+        identity = model_identity(
+            Path(options.model_path), target.dtype_name, options.block_size, options.kv_dtype
+        )
         runner, drafts_for = self._speculating(target, target.num_blocks)
         self._service = self._call(self._make_service(runner))
         engine = self._engine = self._make_engine(runner, target.num_blocks, identity, drafts_for)

@@ -35,6 +35,7 @@ def make_drafter(options: WorkerOptions, target: ModelShape, num_blocks: int) ->
         num_blocks=num_blocks,
         block_size=options.block_size,
         max_context=options.max_context,
+        kv_dtype=options.kv_dtype,
     )
     try:
         return DraftModel(runner, target, num_blocks, options.block_size, options.max_step_tokens)

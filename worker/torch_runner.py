@@ -11,9 +11,9 @@ import torch
 from kvhive.kernels.operators import operators_for
 from kvhive.worker.decode_graphs import DecodeGraphs, graph_sizes, is_plain_decode
 from kvhive.worker.decoder import DecoderModel
-from kvhive.worker.decoder_config import DTYPES, DecoderConfig
+from kvhive.worker.decoder_config import DecoderConfig
 from kvhive.worker.forward_batch import LanguageModel
-from kvhive.worker.kv_cache import allocate_pool
+from kvhive.worker.kv_cache import PoolSpec, allocate_pool
 from kvhive.worker.model_runner import Chunk, ChunkResult, ModelShape
 from kvhive.worker.pool_size import DeviceMemory, measured_blocks
 from kvhive.worker.sampler import counts_history, logit_offsets, read_results
@@ -30,35 +30,32 @@ class TorchModelRunner:
         config: DecoderConfig | TransformersConfig,
         dtype: str,
         device: torch.device,
-        num_blocks: int,
-        block_size: int = 16,
+        pool: PoolSpec,
         max_context: int = 0,
         memory: DeviceMemory | None = None,
     ) -> None:
         """Allocate the pool for a model that is on the device.
 
-        dtype: of the pool and of what the model was made with, a key of DTYPES
-        num_blocks: blocks of the pool; 0 takes what `memory` says that the CUDA device has room for
+        dtype: what the model was made with, a key of DTYPES
+        pool: without a number of blocks, it has those that `memory` says that the CUDA device has room for
         max_context: most tokens of a sequence; 0 or more than the model's limit means the model's limit
         memory: how a CUDA device is used; without it there are no CUDA graphs
 
-        Raises ModelError when the pool has no room.
+        Raises ModelError when the pool has no room, or a format that the device does not know.
         """
         self._model, self._dtype, self._device = model, dtype, device
-        torch_dtype = getattr(torch, dtype)
+        pool_dtype = pool.torch_dtype(getattr(torch, dtype), device)
         self._eos_token_ids = config.eos_token_ids
         self._windows = config.windows
         limit = min(max_context, config.max_context) if max_context else config.max_context
         self._shape = ModelShape(
-            config.vocab_size, limit, config.layers, config.kv_heads, config.head_dim, DTYPES[dtype]
+            config.vocab_size, limit, config.layers, config.kv_heads, config.head_dim, pool_dtype.itemsize
         )
         cuda = memory if self._device.type == "cuda" else None
-        if not num_blocks:
-            num_blocks = self._room(cuda, torch_dtype, block_size)
-        self._num_blocks = num_blocks
+        self._num_blocks = pool.blocks or self._room(cuda, pool_dtype, pool.block_size)
         # A graph pads its batch; what the padding writes goes to one block that nobody is given.
-        blocks = num_blocks + (cuda is not None)
-        self._pool = allocate_pool(self._shape, blocks, block_size, torch_dtype, self._device)
+        blocks = self._num_blocks + (cuda is not None)
+        self._pool = allocate_pool(self._shape, blocks, pool.block_size, pool_dtype, self._device)
         self._inputs = StepInputs(self._pool, self._windows)
         self._graphs = self._capture(cuda)
 

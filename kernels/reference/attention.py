@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from kvhive.kernels.attention_metadata import AttentionMetadata
+from kvhive.kernels.fp8_cache import FP8
 from kvhive.kernels.reference.attention_groups import AttentionGroup, attention_plan
 
 
@@ -18,13 +19,17 @@ def paged_attention(
     softcap: float | None,
 ) -> torch.Tensor:
     """See kernels/paged_attention.py. KV heads are never repeated in memory."""
-    head_dim = query.shape[2]
+    head_dim, eight_bits = query.shape[2], pool_layer.dtype == FP8
+    if eight_bits:
+        pool_layer = pool_layer.view(torch.uint8)  # gathered as it is, and widened then
     rows_per_block = pool_layer.stride(0) // (pool_layer.shape[3] * head_dim)
-    plan = attention_plan(metadata, pool_layer, rows_per_block, window)
+    plan = attention_plan(metadata, pool_layer, rows_per_block, window, query.dtype)
     rows = _pool_rows(pool_layer, rows_per_block)
     output = torch.empty_like(query)
     for group in plan.groups:
         key, value = _gather(rows, group, plan.scratch, head_dim)
+        if eight_bits:
+            key, value = key.view(FP8).to(query.dtype), value.view(FP8).to(query.dtype)
         if softcap is not None:
             output[group.query_rows] = _softcapped(query[group.query_rows], key, value, group, scale, softcap)
         elif group.query_length == 1:

@@ -40,7 +40,11 @@ class AttentionPlan:
 
 
 def attention_plan(
-    metadata: AttentionMetadata, pool_layer: torch.Tensor, rows_per_block: int, window: int | None
+    metadata: AttentionMetadata,
+    pool_layer: torch.Tensor,
+    rows_per_block: int,
+    window: int | None,
+    dtype: torch.dtype,
 ) -> AttentionPlan:
     """Return the plan of a window, worked out for the first layer that asks.
 
@@ -53,7 +57,7 @@ def attention_plan(
         batch = zip(tables, starts, metadata.query_lengths, metadata.contexts, strict=False)
         block_size = pool_layer.shape[3]
         spans = [_Span.of(*sequence, window, block_size) for sequence in batch]
-        groups = _groups(_Layer(pool_layer, rows_per_block), window, spans)
+        groups = _groups(_Layer(pool_layer, rows_per_block, dtype), window, spans)
         largest = max((group.pool_rows.numel() for group in groups), default=0)
         scratch = pool_layer.new_empty(largest * block_size * pool_layer.shape[4])
         metadata.plans["reference", window] = AttentionPlan(groups, scratch)
@@ -67,6 +71,8 @@ class _Layer:
 
     view: torch.Tensor
     rows_per_block: int
+    dtype: torch.dtype
+    """Of queries and masks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +122,7 @@ class _Group:
 
     def __init__(self, layer: _Layer, window: int | None, spans: Sequence[_Span]) -> None:
         self._pool = layer.view
+        self._dtype = layer.dtype
         self._window = window
         self._spans = spans
         _, _, self._kv_heads, self._block_size, _ = layer.view.shape
@@ -164,7 +171,7 @@ class _Group:
         return AttentionGroup(self._device(rows), 1, self._device(self._pool_rows), tail, length, mask, False)
 
     def _additive(self, masked: torch.Tensor) -> torch.Tensor:
-        bias = torch.zeros(masked.shape, dtype=self._pool.dtype).masked_fill_(masked, -torch.inf)
+        bias = torch.zeros(masked.shape, dtype=self._dtype).masked_fill_(masked, -torch.inf)
         return self._device(bias)
 
     def _device(self, tensor: torch.Tensor) -> torch.Tensor:

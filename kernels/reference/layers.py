@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from kvhive.kernels.fp8_cache import FP8, to_fp8
+
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See kernels/rms_norm.py."""
@@ -41,5 +43,8 @@ def reshape_and_cache(
     block_size = pool_layer.shape[3]
     blocks = slot_mapping // block_size
     offsets = slot_mapping % block_size
+    if pool_layer.dtype == FP8:  # which torch stores by index as plain bytes only
+        pool_layer = pool_layer.view(torch.uint8)
+        key, value = to_fp8(key).view(torch.uint8), to_fp8(value).view(torch.uint8)
     pool_layer[blocks, 0, :, offsets] = key
     pool_layer[blocks, 1, :, offsets] = value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 
 from kvhive.kernels.attention_metadata import AttentionMetadata
 from kvhive.kernels.decoder_layers import FusedLayers, LayerParts, LayersShape
@@ -25,6 +26,10 @@ class ReferenceOperators:
     def fuse_layers(self, layers: Sequence[LayerParts], shape: LayersShape) -> FusedLayers | None:
         """See Operators."""
         return None
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """See linear.py."""
+        return F.linear(x, weight, bias)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See rms_norm.py."""

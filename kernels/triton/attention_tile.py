@@ -98,6 +98,7 @@ def add_keys(
             v = tl.load(place + value_plane)
         following = token + KEYS
         block = tl.load(table + (following >> block_shift), mask=following < limit, other=0)
+        k, v = k.to(q.dtype), v.to(q.dtype)  # from eight bits; others have the type of the queries
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if CAPPED:
             scores = capped(scores, score_scale)

@@ -1,10 +1,12 @@
-"""Keys and values of a step into the pool, as they are."""
+"""Keys and values of a step into the pool, as they are or in eight bits."""
 
 from __future__ import annotations
 
 import torch
 import triton
 import triton.language as tl
+
+from kvhive.kernels.triton.fp8_cache import as_stored
 
 _HEADS = 8
 """Heads of a token that one program takes."""
@@ -37,8 +39,8 @@ def kv_write_kernel(
     value = tl.load(value_ptr + token * value_stride + head * value_head_stride + dim, mask=inside, other=0.0)
     row = slot // block_size * block_stride + slot % block_size * HEAD_DIM
     target = pool_ptr + row + head * (block_size * HEAD_DIM) + dim
-    tl.store(target, key, mask=inside)
-    tl.store(target + kv_heads * (block_size * HEAD_DIM), value, mask=inside)
+    tl.store(target, as_stored(key, pool_ptr), mask=inside)
+    tl.store(target + kv_heads * (block_size * HEAD_DIM), as_stored(value, pool_ptr), mask=inside)
 
 
 def reshape_and_cache(

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 import torch
 
 from kvhive.kernels.attention_metadata import AttentionMetadata
+from kvhive.kernels.fp8_cache import FP8, holds
 from kvhive.kernels.philox import NoiseStream, stream_words
 from kvhive.kernels.reference.operators import ReferenceOperators
 from kvhive.kernels.triton import (
     block_copy,
     gated_activation,
     kv_write,
+    linear,
     normalisation,
     rotary,
     row_winner,
@@ -23,6 +25,7 @@ from kvhive.kernels.triton.decode_attention import decode_attention
 from kvhive.kernels.triton.prefill_attention import prefill_attention
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_COPIED = (*_DTYPES, torch.uint8)
 _MOST_HEAD_DIM = 256
 _HEAD_DIM_STEP = 16
 """Head dimensions are multiples of it, so that rows of the pool are read 16 bytes at a time."""
@@ -32,6 +35,10 @@ class TritonOperators(ReferenceOperators):
     """Implements Operators. Other dtypes, and shapes that no kernel was made for, go to the reference."""
 
     name = "triton"
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """See linear.py."""
+        return linear.linear(x, weight, bias) if x.dtype in _DTYPES else super().linear(x, weight, bias)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See rms_norm.py."""
@@ -97,13 +104,15 @@ class TritonOperators(ReferenceOperators):
         softcap: float | None,
     ) -> torch.Tensor:
         """See paged_attention.py. Sequences with up to MOST_DECODE_QUERIES queries are decodes."""
-        if not (self.records_attention(pool_layer) and query.dtype == pool_layer.dtype and scale > 0):
+        known = query.dtype in _DTYPES and holds(pool_layer, query.dtype)
+        if not (known and self.records_attention(pool_layer) and scale > 0):
             return super().paged_attention(query, pool_layer, metadata, scale, window, softcap)
         query = query.contiguous()
         output = torch.empty_like(query)
         head_dim = query.shape[2]
         dims, size = tile_shapes.padded_head_dim(head_dim), query.element_size()
-        prefill_tile = tile_shapes.prefill_tile(dims, size, tile_shapes.compute_capability(query.device))
+        capability = tile_shapes.compute_capability(query.device)
+        prefill_tile = tile_shapes.prefill_tile(dims, size, capability, pool_layer.dtype == FP8)
         plan = attention_plan(metadata, query, pool_layer.shape[2], prefill_tile.rows)
         scoring = Scoring.of(scale, window, softcap)
         if plan.decode is not None:
@@ -117,25 +126,25 @@ class TritonOperators(ReferenceOperators):
         """See Operators: grids depend on shapes, and lengths are read on the device."""
         _, _, _, block_size, head_dim = pool_layer.shape
         fits = head_dim % _HEAD_DIM_STEP == 0 and head_dim <= _MOST_HEAD_DIM
-        return fits and pool_layer.dtype in _DTYPES and block_size & (block_size - 1) == 0
+        return fits and pool_layer.dtype in (*_DTYPES, FP8) and block_size & (block_size - 1) == 0
 
     def gather_blocks(self, pool: torch.Tensor, blocks: torch.Tensor, out: torch.Tensor) -> None:
         """See block_copy.py."""
-        if pool.dtype in _DTYPES and out.device == pool.device:
+        if pool.dtype in _COPIED and out.device == pool.device:
             block_copy.copy_blocks(pool, out, blocks, None)
         else:
             super().gather_blocks(pool, blocks, out)
 
     def scatter_blocks(self, staging: torch.Tensor, blocks: torch.Tensor, pool: torch.Tensor) -> None:
         """See block_copy.py."""
-        if pool.dtype in _DTYPES and staging.device == pool.device:
+        if pool.dtype in _COPIED and staging.device == pool.device:
             block_copy.copy_blocks(staging, pool, None, blocks)
         else:
             super().scatter_blocks(staging, blocks, pool)
 
     def copy_blocks(self, pool: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """See block_copy.py."""
-        if pool.dtype in _DTYPES:
+        if pool.dtype in _COPIED:
             block_copy.copy_blocks(pool, pool, sources, targets)
         else:
             super().copy_blocks(pool, sources, targets)

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kvhive.kernels.triton.fp8_cache import as_stored
+
 _HEADS = 8
 """Heads of a token that one program takes."""
 
@@ -59,8 +61,8 @@ def rotary_kernel(
         row = slot // block_size * block_stride + slot % block_size * (2 * HALF)
         target = pool_ptr + row + plane.to(tl.int64)[:, None] * (block_size * 2 * HALF) + lane[None, :]
         cached = inside & (plane >= 0)[:, None] & (slot >= 0)
-        tl.store(target, tl.where(values, first, turned_first), mask=cached)
-        tl.store(target + HALF, tl.where(values, second, turned_second), mask=cached)
+        tl.store(target, as_stored(tl.where(values, first, turned_first), pool_ptr), mask=cached)
+        tl.store(target + HALF, as_stored(tl.where(values, second, turned_second), pool_ptr), mask=cached)
 
 
 def rotary_embedding(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

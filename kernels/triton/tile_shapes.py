@@ -43,21 +43,26 @@ def compute_capability(device: torch.device) -> int:
 
 
 def decode_tile(head_dim: int, element_size: int) -> TileShape:
-    """Return the decode kernel's shape. head_dim: padded; element_size: bytes of the pool's dtype."""
+    """Return the decode kernel's shape. head_dim: padded; element_size: bytes of the queries' dtype."""
     if element_size == 4:
         # Without tensor cores: exact float32 products hold whole rows in registers.
         return TileShape(DECODE_ROWS, 16, 4, 2)
     return TileShape(DECODE_ROWS, 32 if head_dim > 128 else 64, 4, 3)
 
 
-def prefill_tile(head_dim: int, element_size: int, capability: int) -> TileShape:
-    """Return the prefill kernel's shape. head_dim: padded; element_size: bytes of the pool's dtype."""
+def prefill_tile(head_dim: int, element_size: int, capability: int, eight_bits: bool) -> TileShape:
+    """Return the prefill kernel's shape. head_dim: padded; element_size: bytes of the queries' dtype.
+
+    eight_bits: of the pool: its keys and values pass through registers, to become what the queries are
+    """
     if element_size == 4:
         return TileShape(16, 32 if head_dim <= 64 else 16, 4, 2)
     if head_dim < 64:
         return TileShape(64, 64, 4, 3)
     if head_dim == 64:
         return TileShape(128, 64, 8, 3)
+    if eight_bits and head_dim > 128:
+        return TileShape(64, 32, 8, 2)
     if capability >= 90:
         # Two warp groups of 64 rows, whose operands stay in shared memory.
         return TileShape(128, 64, 8, 3) if head_dim <= 128 else TileShape(128, 32, 8, 2)

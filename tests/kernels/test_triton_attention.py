@@ -10,6 +10,7 @@ import torch
 from triton_interpreter import DEVICE
 
 from kvhive.kernels.attention_metadata import attention_metadata
+from kvhive.kernels.fp8_cache import FP8, to_fp8
 from kvhive.kernels.triton.attention_plan import MOST_DECODE_QUERIES
 from kvhive.kernels.triton.operators import TritonOperators
 
@@ -27,7 +28,16 @@ class Case:
     """A pool with the contexts of a batch in shuffled blocks of one layer, and NaN everywhere else."""
 
     def __init__(
-        self, batch, heads=2, kv_heads=1, head_dim=16, block_size=16, dtype=torch.float32, seed=0, spread=1.0
+        self,
+        batch,
+        heads=2,
+        kv_heads=1,
+        head_dim=16,
+        block_size=16,
+        dtype=torch.float32,
+        seed=0,
+        spread=1.0,
+        eight_bits=False,
     ):
         torch.manual_seed(seed)
         self.batch, self.block_size = batch, block_size
@@ -39,13 +49,15 @@ class Case:
         self.keys, self.values = [], []
         for (_, context), table in zip(batch, self.tables, strict=True):
             key, value = torch.randn(2, context, kv_heads, head_dim, dtype=dtype)
+            if eight_bits:
+                key, value = to_fp8(key).to(dtype), to_fp8(value).to(dtype)
             tokens = torch.arange(context)
             own = torch.tensor(table)[tokens // block_size]
             pool[own, 1, 0, :, tokens % block_size] = key
             pool[own, 1, 1, :, tokens % block_size] = value
             self.keys.append(key)
             self.values.append(value)
-        self.pool = pool.to(DEVICE)
+        self.pool = (pool.to(FP8) if eight_bits else pool).to(DEVICE)
         self.queries = [torch.randn(count, heads, head_dim, dtype=dtype) * spread for count, _ in batch]
 
     def run(self, members=None, window=None, softcap=None, rows=slice(None)):
@@ -77,7 +89,7 @@ class Case:
         return torch.cat(outputs)
 
     def check(self, **options):
-        tolerance = ROUNDING[self.pool.dtype]
+        tolerance = ROUNDING[self.queries[0].dtype]
         torch.testing.assert_close(
             self.run(**options).double(), self.expected(**options), rtol=tolerance, atol=tolerance
         )
@@ -93,6 +105,15 @@ class Case:
 )
 def test_every_head_dimension_and_dtype(head_dim, dtype):
     Case(MIXED, head_dim=head_dim, dtype=dtype, spread=0.2).check()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_keys_and_values_of_eight_bits(dtype):
+    """Against the numbers that eight bits hold: all that was lost was lost in writing."""
+    case = Case(MIXED, heads=4, kv_heads=2, head_dim=64, dtype=dtype, spread=0.2, eight_bits=True)
+    assert case.pool.dtype == FP8
+    case.check()
+    case.check(window=7, softcap=2.0)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (6, 2), (7, 1), (20, 1)])
@@ -131,9 +152,13 @@ def test_contexts_of_several_pieces():
     Case([(1, 4150)], heads=1).check()
 
 
-@pytest.mark.parametrize(("window", "dtype"), [(None, torch.bfloat16), (20, torch.float32)])
-def test_batch_mates_change_no_bit(dtype, window):
-    case = Case([(1, 1), (12, 12), (3, 50), (9, 70), (8, 270)], heads=1, dtype=dtype)
+@pytest.mark.parametrize(
+    ("window", "dtype", "eight_bits"),
+    [(None, torch.bfloat16, False), (20, torch.float32, False), (None, torch.bfloat16, True)],
+)
+def test_batch_mates_change_no_bit(dtype, window, eight_bits):
+    batch = [(1, 1), (12, 12), (3, 50), (9, 70), (8, 270)]
+    case = Case(batch, heads=1, dtype=dtype, eight_bits=eight_bits)
     together = case.run(window=window).split([count for count, _ in case.batch])
     for i, own in enumerate(together):
         assert torch.equal(case.run([i], window=window), own)

@@ -7,6 +7,7 @@ import torch
 from triton_interpreter import DEVICE
 
 from kvhive.kernels.activation import gelu_tanh_and_mul, silu_and_mul
+from kvhive.kernels.fp8_cache import FP8
 from kvhive.kernels.operators import BACKEND_VARIABLE, operators_for, operators_on
 from kvhive.kernels.philox import NoiseStream
 from kvhive.kernels.reference.operators import ReferenceOperators
@@ -112,7 +113,30 @@ def test_reshape_and_cache(dtype):
     assert torch.equal(pools[1], pools[0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_writes_of_eight_bits(dtype):
+    """What the reference writes: too large numbers, ties, the smallest, NaN; and no other slot."""
+    qkv = randn(4, 6, 32, dtype=dtype) * torch.tensor([1.0, 300.0, 0.01, 0.002], device=DEVICE)[:, None, None]
+    qkv = qkv.to(dtype)
+    qkv[0, 2:, :4] = torch.tensor([17.0, -19.0, torch.nan, 2.0**-10], dtype=dtype)
+    angles = torch.zeros(4, 16, device=DEVICE)
+    angles[2:] = randn(2, 16)
+    pools = torch.full((4, 5, 2, 2, 2, 16, 32), 7.0, device=DEVICE).to(FP8)
+    slots, rotation = torch.tensor([3, 77, 20, 64], device=DEVICE), (angles.cos(), angles.sin())
+    expected = REFERENCE.rotary_and_cache(qkv.clone(), *rotation, pools[0][:, 1], slots)
+    equal(TRITON.rotary_and_cache(qkv.clone(), *rotation, pools[1][:, 1], slots), expected)
+    REFERENCE.reshape_and_cache(qkv[:, 2:4], qkv[:, 4:], pools[2][:, 1], slots)
+    TRITON.reshape_and_cache(qkv[:, 2:4], qkv[:, 4:], pools[3][:, 1], slots)
+    assert torch.equal(pools[3].view(torch.uint8), pools[2].view(torch.uint8))
+    turned, wanted = (
+        pools[1].float(),
+        pools[0].float(),
+    )  # one rounding off before may be one off in eight bits
+    torch.testing.assert_close(turned, wanted, rtol=0.13, atol=2**-9, equal_nan=True)
+    assert pools.float().nan_to_num(0).abs().amax() == 448 and pools[3].float().isnan().sum() == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])
 @pytest.mark.parametrize("width", [24, 5000])
 def test_blocks_are_copied(width, dtype):
     pool = torch.randint(0, 100, (6, 3, width), device=DEVICE).to(dtype)

@@ -61,14 +61,20 @@ class RealEngine:
     """`run()` steps until it is idle. Speculates with `draft` "ngram", or "draft" and a draft model."""
 
     def __init__(
-        self, model: Path, blocks: int, budget: int, draft: str = "off", draft_model: Path | None = None
+        self,
+        model: Path,
+        blocks: int,
+        budget: int,
+        draft: str = "off",
+        draft_model: Path | None = None,
+        kv_dtype: str = "auto",
     ) -> None:
         ticks = count()
 
         def clock() -> float:
             return float(next(ticks))
 
-        runner = target = load_runner(model, num_blocks=blocks, block_size=BLOCK)
+        runner = target = load_runner(model, num_blocks=blocks, block_size=BLOCK, kv_dtype=kv_dtype)
         drafts_for: Callable[[Sequence], int] = lambda seq: 0  # noqa: E731
         if draft != "off":
             if draft == "ngram":

@@ -1,9 +1,9 @@
 """Runs the Triton kernels of a test on the CUDA device where there is one, else in Triton's interpreter.
 
 Import it before the kernels: triton reads the variable that chooses its interpreter as it is imported. The
-interpreter computes with the bit patterns of bfloat16 numbers, truncates where a device rounds, has products
-whose rounding depends on a row's place, and asks numpy for what numpy 2.4 refuses: mended here. Where there
-is no triton, the importing tests are skipped.
+interpreter computes with the bit patterns of bfloat16 numbers, truncates where a device rounds (and in eight
+bits loses what is carried into the exponent), has products whose rounding depends on a row's place, and asks
+numpy for what numpy 2.4 refuses: mended here. Where there is no triton, the importing tests are skipped.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ def _rounded(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def _mend() -> None:
     handle, builder = interpreter.TensorHandle, interpreter.InterpreterBuilder
     cast, patch_tensor = builder.cast_impl, interpreter._patch_lang_tensor
+    fp_to_fp = builder.create_fp_to_fp
 
     def create_dot(self, a, b, total, *_):
         # In float64: a BLAS rounds a row of float32 by where in the matrix it stands, a tensor core does not.
@@ -60,11 +61,17 @@ def _mend() -> None:
             return handle(_widened(source.data), tl.float32)
         return cast(self, source, target_type)
 
+    def create_fp_to_fp(self, source, target_type, rounding_mode):
+        if source.dtype.scalar == tl.float32 and target_type.scalar == tl.float8e4nv:
+            eight_bits = torch.from_numpy(np.ascontiguousarray(source.data)).to(torch.float8_e4m3fn)
+            return handle(eight_bits.view(torch.uint8).numpy(), tl.float8e4nv)
+        return fp_to_fp(self, source, target_type, rounding_mode)
+
     def patch_lang_tensor(tensor, scope):
         patch_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
-    builder.create_dot, builder.cast_impl = create_dot, cast_impl
+    builder.create_dot, builder.cast_impl, builder.create_fp_to_fp = create_dot, cast_impl, create_fp_to_fp
     builder.create_fp_ext = builder.create_fp_trunc = cast_impl
     interpreter._patch_lang_tensor = patch_lang_tensor
 

@@ -64,10 +64,7 @@ def test_when_the_leader_is_preempted_the_others_still_come() -> None:
     rig.run(steps=3)
     leader, *_ = rig.choices("r", range(20), n=3, max_tokens=4)
     rig.run(steps=2)
-    rig.scheduler.manager.release(leader)  # as preemption does it, at the worst moment
-    rig.scheduler.running.remove(leader)
-    leader.state, leader.preemptions = SequenceState.WAITING, 1
-    rig.scheduler.waiting.put_back(leader)
+    rig.scheduler._preempt(leader)  # at the worst moment
     rig.run()
     for i in range(3):
         assert rig.tokens(f"r/{i}") == rig.expected(f"r/{i}", 4)
@@ -119,10 +116,7 @@ def test_prompt_logprobs_are_told_once_and_take_nothing_from_the_cache(budget: i
     seq = rig.submit("scored", range(12), prompt_logprobs=2)
     rig.run(steps=2)
     if budget == 3:
-        rig.scheduler.manager.release(seq)
-        rig.scheduler.running.remove(seq)
-        seq.state, seq.preemptions = SequenceState.WAITING, 1
-        rig.scheduler.waiting.put_back(seq)
+        rig.scheduler._preempt(seq)
     rig.run()
     told = [entry for output in rig.outputs["scored"] for entry in output.prompt_logprobs]
     assert told == [rig.runner.logprobs(list(range(i)), i, 2) for i in range(1, 12)]

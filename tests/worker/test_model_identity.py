@@ -50,7 +50,8 @@ def test_place_and_sharding_do_not_matter(tmp_path, tensors):
 def test_whatever_changes_kv_changes_the_identity(tmp_path, tensors):
     base = write(tmp_path / "base", tensors)
     seen = {model_identity(base, dtype, size) for dtype in ("float32", "bfloat16") for size in (16, 32)}
-    assert len(seen) == 4
+    seen |= {model_identity(base, dtype, 16, "fp8") for dtype in ("float32", "bfloat16")}
+    assert len(seen) == 6
     changed = [dict(tensors) for _ in range(4)]
     changed[0]["a"] = tensors["a"].clone()
     changed[0]["a"][50, 17] += 1e-3  # one value of one tensor
@@ -61,7 +62,7 @@ def test_whatever_changes_kv_changes_the_identity(tmp_path, tensors):
         seen.add(model_identity(write(tmp_path / f"changed{index}", variant), "float32", 16))
     for key, value in (("rope_theta", 5000.0), ("rms_norm_eps", 1e-6), ("num_attention_heads", 4)):
         seen.add(model_identity(write(tmp_path / key, tensors, CONFIG | {key: value}), "float32", 16))
-    assert len(seen) == 4 + 4 + 3
+    assert len(seen) == 6 + 4 + 3
 
 
 def test_above_the_limit_samples_of_every_tensor_count(tmp_path, tensors):
