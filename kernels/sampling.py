@@ -83,7 +83,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int | None
 
 def _looks_are_free(device: torch.device) -> bool:
     """Whether reading a result waits for nothing else."""
-    return bool(device.type == "cpu")
+    return str(device.type) == "cpu"
 
 
 class _Draft(NamedTuple):
