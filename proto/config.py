@@ -100,6 +100,8 @@ class RouterConfig:
     """Largest request body or gRPC message."""
     queue_timeout_s: float = 300.0
     """Longest a request may wait at a worker before its first token; 0 means no limit."""
+    policy: str = "kv_aware"
+    """`kv_aware`, `round_robin`, `least_loaded`, `power_of_two`, `consistent_hash`, or one of your own."""
     max_failovers: int = 2
     """Most times one stream moves to another worker because its own was lost."""
     failure_cooldown_s: float = 5.0

@@ -28,10 +28,10 @@ from kvhive.router.load_tracker import LoadTracker
 from kvhive.router.metrics import MeteredFrontend, RequestMetrics
 from kvhive.router.openai_api import create_app
 from kvhive.router.placement import Placer, RoutingState
+from kvhive.router.policies import make_policy
 from kvhive.router.predicted_blocks import PredictedBlocks
 from kvhive.router.prompt import PromptPreparer
 from kvhive.router.redis_connection import open_redis
-from kvhive.router.routing_policy import KvAwarePolicy
 from kvhive.router.supervision import Supervisor
 from kvhive.router.tokenizer import TextTokenizer
 from kvhive.router.worker_client import GrpcWorkerClient
@@ -128,7 +128,8 @@ def _dispatcher(
     config = options.config
     root = root_hash(options.model_identity, config.cache_salt.encode())
     block_size = config.workers.block_size
-    placer = Placer(state, KvAwarePolicy(), block_size, config.router.index_stale_after_s, time.monotonic)
+    policy, stale_after_s = make_policy(config.router.policy), config.router.index_stale_after_s
+    placer = Placer(state, policy, block_size, stale_after_s, time.monotonic)
     model = ModelInfo(
         name=options.model_name,
         max_context=options.max_context,

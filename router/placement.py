@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from kvhive.proto.errors import InvalidRequest, Unavailable
+from kvhive.proto.errors import ConfigError, InvalidRequest, Unavailable
 from kvhive.router.kv_index import KvIndex
 from kvhive.router.load_tracker import LoadTracker
 from kvhive.router.predicted_blocks import PredictedBlocks
 from kvhive.router.prompt import PreparedPrompt
-from kvhive.router.routing_policy import Candidate, Decision, RouteRequest, RoutingPolicy, Speed
+from kvhive.router.routing_policy import (
+    Candidate,
+    Decision,
+    RouteRequest,
+    RoutingPolicy,
+    Speed,
+    compare,
+)
 from kvhive.router.worker_registry import WorkerRegistry, WorkerView
 
 log = logging.getLogger(__name__)
@@ -77,14 +84,31 @@ class Placer:
         route = RouteRequest(
             len(prompt.token_ids), max_tokens, self._block_size, prompt.home_key, prompt.keyed
         )
-        decision = self._policy.decide(route, candidates)
-        if decision is None:
-            raise _never_fits(route, candidates)
+        decision = self._decide(route, candidates)
         self._record(request_id, prompt, decision, now)
         best = max((matches.get(worker_id, 0) for worker_id in views), default=0)
         record = views[decision.worker_id].record
         log.debug("request=%s decision=%s", request_id, decision)
         return Placement(record.worker_id, record.address, record.epoch, decision, best * self._block_size)
+
+    def _decide(self, route: RouteRequest, candidates: list[Candidate]) -> Decision:
+        """Ask the policy of those that could hold the request, and complete its answer."""
+        need = route.prompt_tokens + route.max_tokens
+        fitting = [candidate for candidate in candidates if candidate.capacity_tokens >= need]
+        if not fitting:
+            raise _never_fits(route, candidates)
+        decision = self._policy.decide(route, fitting)
+        if decision is None:
+            raise Unavailable("the routing policy chose no worker, retry")
+        if not any(candidate.worker_id == decision.worker_id for candidate in fitting):
+            raise ConfigError(f"router.policy: it chose {decision.worker_id!r}, which is no candidate")
+        excluded = {
+            candidate.worker_id: f"its pool holds {candidate.capacity_tokens} tokens, {need} are needed"
+            for candidate in candidates
+            if candidate.capacity_tokens < need
+        }
+        costs = decision.costs or compare(route, fitting)
+        return replace(decision, costs=costs, excluded={**excluded, **decision.excluded})
 
     def _candidate(self, view: WorkerView, matched: int, prompt: PreparedPrompt, now: float) -> Candidate:
         record, load, state = view.record, view.record.load, self._state
@@ -102,6 +126,7 @@ class Placer:
             free_tokens=load.blocks_free * record.block_size,
             capacity_tokens=load.blocks_total * record.block_size,
             recent_cold_tokens=state.loads.recent_cold_tokens(worker_id, now),
+            requests=max(load.running + load.waiting, state.loads.in_flight(worker_id)),
         )
 
     def _record(self, request_id: str, prompt: PreparedPrompt, decision: Decision, now: float) -> None:

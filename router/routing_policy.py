@@ -13,8 +13,8 @@ cold prompts meet on one worker, on every router alike.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -46,7 +46,13 @@ class RouteReason(StrEnum):
     BALANCE = "balance"
     """A tie whose home had more than its share of recent cold work."""
     LOAD = "load"
-    """Another worker holds more of the prompt, or is home, but would have been slower."""
+    """It is the less busy one: the home would have been slower."""
+    REPLICA = "replica"
+    """Another worker holds more of the prompt but would have been slower: the prefix gets a second place."""
+    TURN = "turn"
+    """It was its turn (round robin)."""
+    POLICY = "policy"
+    """For a policy of the operator's own, which has no better word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,8 @@ class Candidate:
     """Tokens its whole pool holds."""
     recent_cold_tokens: float
     """Uncached prompt tokens sent there lately, decayed."""
+    requests: int = 0
+    """Requests there, running or waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,42 +134,51 @@ class Decision:
 
     worker_id: str
     reason: RouteReason
-    costs: tuple[CandidateCost, ...]
-    too_small: tuple[str, ...] = ()
-    """Workers whose whole pool could not hold the request."""
+    costs: tuple[CandidateCost, ...] = ()
+    """Of every candidate. A policy that compares otherwise may leave it to the caller, who fills it in."""
+    excluded: Mapping[str, str] = field(default_factory=dict)
+    """Why workers of the cluster were no candidates: worker id -> reason. The caller's to fill in."""
 
 
 class RoutingPolicy(Protocol):
-    """Chooses among candidates. Must be pure and fast: it runs on the event loop for every request."""
+    """Chooses among candidates.
+
+    It runs on the event loop for every request, so it must take microseconds and wait for nothing. It may
+    keep a state of its own, such as whose turn it is; it sees no clock. Workers that could never hold the
+    request are not among the candidates.
+    """
 
     def decide(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Decision | None:
-        """Return the decision, or None when no candidate can take the request."""
+        """Return the decision, or None when none of the candidates should take the request now."""
         ...
 
 
 class KvAwarePolicy:
-    """The cost in seconds of this file's heading."""
+    """The cost in seconds of this file's heading. Without a state: equal views decide equally."""
 
     def decide(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Decision | None:
         """Cheapest worker; ties to the longest match, then home."""
-        need = request.prompt_tokens + request.max_tokens
-        fitting = {c.worker_id: c for c in candidates if c.capacity_tokens >= need}
-        too_small = tuple(c.worker_id for c in candidates if c.worker_id not in fitting)
+        fitting = {c.worker_id: c for c in candidates}
         if not fitting:
             return None
-        costs = tuple(_cost(request, candidate) for candidate in fitting.values())
+        costs = compare(request, candidates)
         tied = _tied(costs)
         longest = max(c.expected_blocks for c in costs)
         if len(costs) == 1:
             chosen, reason = costs[0].worker_id, RouteReason.ONLY
         elif longest and max(c.expected_blocks for c in tied) < longest:
-            chosen, reason = _home(request, tied), RouteReason.LOAD
+            chosen, reason = _home(request, tied), RouteReason.REPLICA
         elif longest:
             holders = [c for c in tied if c.expected_blocks == longest]
             chosen, reason = _home(request, holders), RouteReason.PREFIX
         else:
             chosen, reason = _cold(request, tied, fitting, _home(request, costs))
-        return Decision(chosen, reason, costs, too_small)
+        return Decision(chosen, reason, costs)
+
+
+def compare(request: RouteRequest, candidates: Sequence[Candidate]) -> tuple[CandidateCost, ...]:
+    """Return every candidate's cost, in the order given."""
+    return tuple(_cost(request, candidate) for candidate in candidates)
 
 
 def _cost(request: RouteRequest, candidate: Candidate) -> CandidateCost:
@@ -201,10 +218,20 @@ def _cold(
     return chosen, RouteReason.HOME if chosen == home else RouteReason.LOAD
 
 
+def home_order(home_key: bytes, worker_ids: Iterable[str]) -> list[str]:
+    """Rendezvous hashing: the home, then who is home without it, and so on.
+
+    A worker that leaves or joins moves only its own keys.
+    """
+    key = hashlib.blake2b(home_key).digest()
+    return sorted(worker_ids, key=lambda worker_id: _score(key, worker_id), reverse=True)
+
+
 def _home(request: RouteRequest, costs: Sequence[CandidateCost]) -> str:
-    """Rendezvous hashing: the worker with the highest score; leaving or joining moves only its own keys."""
-    return max((cost.worker_id for cost in costs), key=lambda worker_id: _score(request.home_key, worker_id))
+    """The first in home_order, without sorting."""
+    key = hashlib.blake2b(request.home_key).digest()
+    return max((cost.worker_id for cost in costs), key=lambda worker_id: _score(key, worker_id))
 
 
-def _score(home_key: bytes, worker_id: str) -> bytes:
-    return hashlib.blake2b(worker_id.encode(), key=hashlib.blake2b(home_key).digest()[:64]).digest()
+def _score(key: bytes, worker_id: str) -> bytes:
+    return hashlib.blake2b(worker_id.encode(), key=key, digest_size=16).digest()
