@@ -201,11 +201,14 @@ class Dispatcher:
     ) -> AsyncGenerator[GenerationEvent, None]:
         """Stream from one worker to the end. Raises WorkerLost with what arrived kept in the generation."""
         requests = worker_requests(generation, placement.worker_id, self._limits.queue_timeout_s)
+        begun = False
         streams = [self._workers.generate(placement.address, request) for request in requests]
         async with aclosing(merged(streams)) as messages:
             async for index, message in messages:
-                if message.updates:
+                if message.updates and not begun:
+                    begun = True
                     self._state.loads.first_token(generation.wire_id, self._clock())
+                    self._state.registry.report_success(placement.worker_id, placement.epoch)
                 for event in generation.take(message, placement):
                     yield event
                 if not generation.unfinished:

@@ -1,37 +1,14 @@
-"""Chooses a worker for a request: one cost, in seconds, for every candidate. Pure; the clock is not asked.
+"""Choosing a worker: what a policy is told, and what it answers. The contract, and nothing else.
 
-    cost(w)  = queue_s + price * compute_s + decode_s
-    price(w) = 2 + 5 / (1 + victim age / 120 s)
-
-`queue_s` is the prefill work ahead of the request, `compute_s` that of its own uncached tokens, both by
-the step-time model the worker measured of itself. The price is above 1 because computing spends capacity
-that others wait for, and higher where the request would evict what was used a moment ago. Costs that are
-almost equal are a tie, and ties go home: by rendezvous hashing of the request's home key, so that equal
-cold prompts meet on one worker, on every router alike.
+Implementations: policies/, one file each, made by name.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
-
-BASE_PRICE = 2.0
-EVICTION_PRICE = 5.0
-EVICTION_AGE_S = 120.0
-
-DECODE_WEIGHT = 0.25
-"""Share of a step that each sequence already decoding there is taken to cost a newcomer."""
-
-TIE_SHARE = 0.25
-TIE_S = 0.002
-"""Costs within 25 % or 2 ms of the best are a tie: self-measured rates of equal workers differ by as much."""
-
-HOME_SLACK = 1.25
-"""A home that got more than this times the mean of recent cold work passes a newcomer on (rendezvous hashing
-with bounded loads), so that a few unlucky hashes do not leave a worker without work."""
 
 
 class RouteReason(StrEnum):
@@ -40,7 +17,7 @@ class RouteReason(StrEnum):
     ONLY = "only"
     """No other worker could take it."""
     PREFIX = "prefix"
-    """It holds the longest part of the prompt."""
+    """It holds the longest part of the prompt, or all of that part but a little."""
     HOME = "home"
     """A tie that went to the home of the prompt or of its cache_key."""
     BALANCE = "balance"
@@ -134,7 +111,7 @@ class Decision:
 
     worker_id: str
     reason: RouteReason
-    costs: tuple[CandidateCost, ...] = ()
+    costs: Sequence[CandidateCost] = ()
     """Of every candidate. A policy that compares otherwise may leave it to the caller, who fills it in."""
     excluded: Mapping[str, str] = field(default_factory=dict)
     """Why workers of the cluster were no candidates: worker id -> reason. The caller's to fill in."""
@@ -151,87 +128,3 @@ class RoutingPolicy(Protocol):
     def decide(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Decision | None:
         """Return the decision, or None when none of the candidates should take the request now."""
         ...
-
-
-class KvAwarePolicy:
-    """The cost in seconds of this file's heading. Without a state: equal views decide equally."""
-
-    def decide(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Decision | None:
-        """Cheapest worker; ties to the longest match, then home."""
-        fitting = {c.worker_id: c for c in candidates}
-        if not fitting:
-            return None
-        costs = compare(request, candidates)
-        tied = _tied(costs)
-        longest = max(c.expected_blocks for c in costs)
-        if len(costs) == 1:
-            chosen, reason = costs[0].worker_id, RouteReason.ONLY
-        elif longest and max(c.expected_blocks for c in tied) < longest:
-            chosen, reason = _home(request, tied), RouteReason.REPLICA
-        elif longest:
-            holders = [c for c in tied if c.expected_blocks == longest]
-            chosen, reason = _home(request, holders), RouteReason.PREFIX
-        else:
-            chosen, reason = _cold(request, tied, fitting, _home(request, costs))
-        return Decision(chosen, reason, costs)
-
-
-def compare(request: RouteRequest, candidates: Sequence[Candidate]) -> tuple[CandidateCost, ...]:
-    """Return every candidate's cost, in the order given."""
-    return tuple(_cost(request, candidate) for candidate in candidates)
-
-
-def _cost(request: RouteRequest, candidate: Candidate) -> CandidateCost:
-    cached = min(candidate.expected_blocks * request.block_size, request.prompt_tokens - 1)
-    speed = candidate.speed
-    uncached = request.prompt_tokens - cached
-    age = candidate.victim_age_s
-    evicts = age is not None and candidate.free_tokens < uncached + request.max_tokens
-    eviction = EVICTION_PRICE / (1.0 + age / EVICTION_AGE_S) if evicts and age is not None else 0.0
-    return CandidateCost(
-        worker_id=candidate.worker_id,
-        matched_blocks=candidate.matched_blocks,
-        expected_blocks=candidate.expected_blocks,
-        queue_s=speed.prefill_s(candidate.queue_tokens),
-        compute_s=speed.prefill_s(uncached, cached),
-        price=BASE_PRICE + eviction,
-        decode_s=DECODE_WEIGHT * candidate.decoding * (speed.step_base_s + speed.per_token_s),
-    )
-
-
-def _tied(costs: Sequence[CandidateCost]) -> list[CandidateCost]:
-    best = min(cost.cost_s for cost in costs)
-    return [cost for cost in costs if cost.cost_s <= best + max(TIE_S, TIE_SHARE * best)]
-
-
-def _cold(
-    request: RouteRequest, tied: Sequence[CandidateCost], fitting: dict[str, Candidate], home: str
-) -> tuple[str, RouteReason]:
-    if not request.keyed:
-        recent = {cost.worker_id: fitting[cost.worker_id].recent_cold_tokens for cost in tied}
-        bound = HOME_SLACK * sum(recent.values()) / len(recent)
-        within = [cost for cost in tied if recent[cost.worker_id] <= bound]
-        if home in recent and recent[home] > bound:
-            return _home(request, within), RouteReason.BALANCE
-        tied = within
-    chosen = _home(request, tied)
-    return chosen, RouteReason.HOME if chosen == home else RouteReason.LOAD
-
-
-def home_order(home_key: bytes, worker_ids: Iterable[str]) -> list[str]:
-    """Rendezvous hashing: the home, then who is home without it, and so on.
-
-    A worker that leaves or joins moves only its own keys.
-    """
-    key = hashlib.blake2b(home_key).digest()
-    return sorted(worker_ids, key=lambda worker_id: _score(key, worker_id), reverse=True)
-
-
-def _home(request: RouteRequest, costs: Sequence[CandidateCost]) -> str:
-    """The first in home_order, without sorting."""
-    key = hashlib.blake2b(request.home_key).digest()
-    return max((cost.worker_id for cost in costs), key=lambda worker_id: _score(key, worker_id))
-
-
-def _score(key: bytes, worker_id: str) -> bytes:
-    return hashlib.blake2b(worker_id.encode(), key=key, digest_size=16).digest()

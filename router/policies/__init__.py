@@ -1,4 +1,4 @@
-"""Ways to choose a worker, by name: `kv_aware` (routing_policy.py), the plain ones here, and users' own."""
+"""Ways to choose a worker, by name: `kv_aware`, plain ones to compare it with, and users' own."""
 
 from kvhive.router.policies.by_name import ENTRY_POINTS, make_policy, policy_names
 

@@ -11,10 +11,11 @@ from importlib.metadata import EntryPoint, entry_points
 
 from kvhive.proto.errors import ConfigError
 from kvhive.router.policies.consistent_hash import ConsistentHash
+from kvhive.router.policies.kv_aware import KvAwarePolicy
 from kvhive.router.policies.least_loaded import LeastLoaded
 from kvhive.router.policies.power_of_two import PowerOfTwo
 from kvhive.router.policies.round_robin import RoundRobin
-from kvhive.router.routing_policy import KvAwarePolicy, RoutingPolicy
+from kvhive.router.routing_policy import RoutingPolicy
 
 ENTRY_POINTS = "kvhive.routing_policies"
 

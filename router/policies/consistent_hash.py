@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from kvhive.router.routing_policy import Candidate, Decision, RouteReason, RouteRequest, home_order
+from kvhive.router.candidate_table import CandidateTable
+from kvhive.router.rendezvous import home_scores
+from kvhive.router.routing_policy import Candidate, Decision, RouteReason, RouteRequest
 
 LOAD_BOUND = 1.25
 """Times the mean number of requests, this one included: the paper's usual choice."""
@@ -23,8 +25,9 @@ class ConsistentHash:
         """See RoutingPolicy."""
         if not candidates:
             return None
-        requests = {candidate.worker_id: candidate.requests for candidate in candidates}
-        bound = math.ceil(LOAD_BOUND * (sum(requests.values()) + 1) / len(requests))
-        order = home_order(request.home_key, requests)
-        chosen = next(worker_id for worker_id in order if requests[worker_id] < bound)
-        return Decision(chosen, RouteReason.HOME if chosen == order[0] else RouteReason.BALANCE)
+        table = CandidateTable.of(candidates)
+        bound = math.ceil(LOAD_BOUND * (table.requests.sum() + 1) / len(table))
+        order = home_scores(request.home_key, table.seeds).argsort()[::-1]
+        row = next(row for row in order if table.requests[row] < bound)
+        reason = RouteReason.HOME if row == order[0] else RouteReason.BALANCE
+        return Decision(table.worker_ids[row], reason)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from kvhive.router.candidate_table import CandidateTable
 from kvhive.router.routing_policy import Candidate, Decision, RouteReason, RouteRequest
 
 
@@ -18,11 +19,8 @@ class LeastLoaded:
         """See RoutingPolicy."""
         if not candidates:
             return None
-        least = min(map(load_of, candidates))
-        equals = [candidate.worker_id for candidate in candidates if load_of(candidate) == least]
-        return Decision(self._random.choice(equals), RouteReason.LOAD)
-
-
-def load_of(candidate: Candidate) -> tuple[int, int]:
-    """What is compared: requests there, running or waiting, then prompt tokens still to be computed."""
-    return candidate.requests, candidate.queue_tokens
+        table = CandidateTable.of(candidates)
+        loads = list(zip(table.requests.tolist(), table.queue_tokens.tolist(), strict=True))
+        least = min(loads)
+        row = self._random.choice([row for row, load in enumerate(loads) if load == least])
+        return Decision(table.worker_ids[row], RouteReason.LOAD)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from kvhive.router.policies.least_loaded import load_of
 from kvhive.router.routing_policy import Candidate, Decision, RouteReason, RouteRequest
 
 
@@ -23,4 +22,5 @@ class PowerOfTwo:
         if not candidates:
             return None
         drawn = self._random.sample(candidates, min(2, len(candidates)))
-        return Decision(min(drawn, key=load_of).worker_id, RouteReason.LOAD)
+        less = min(drawn, key=lambda candidate: (candidate.requests, candidate.queue_tokens))
+        return Decision(less.worker_id, RouteReason.LOAD)

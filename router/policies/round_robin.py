@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from kvhive.router.candidate_table import CandidateTable
 from kvhive.router.routing_policy import Candidate, Decision, RouteReason, RouteRequest
 
 
@@ -18,7 +19,7 @@ class RoundRobin:
 
     def decide(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Decision | None:
         """See RoutingPolicy."""
-        worker_ids = [candidate.worker_id for candidate in candidates]
+        worker_ids = CandidateTable.of(candidates).worker_ids
         if not worker_ids:
             return None
         if self._last is None:

@@ -16,9 +16,10 @@ from kvhive.proto.index_schema import LoadReport
 from kvhive.router.kv_index_mirror import KvIndexMirror
 from kvhive.router.load_tracker import LoadTracker
 from kvhive.router.placement import Placement, Placer, RoutingState
+from kvhive.router.policies.kv_aware import KvAwarePolicy
 from kvhive.router.predicted_blocks import PredictedBlocks
 from kvhive.router.prompt import PreparedPrompt
-from kvhive.router.routing_policy import Candidate, Decision, KvAwarePolicy, RouteReason, RouteRequest
+from kvhive.router.routing_policy import Candidate, Decision, RouteReason, RouteRequest
 from kvhive.router.worker_registry import WorkerRegistry
 
 BLOCK = SPEC.block_size
@@ -174,7 +175,7 @@ async def test_a_worker_whose_pool_is_too_small_is_excluded_and_the_decision_say
     await routing.state.registry.poll()
     placement = routing.place(prompt)
     assert (placement.worker_id, placement.decision.reason) == ("w2", RouteReason.ONLY)
-    assert placement.decision.excluded == {"w1": "its pool holds 96 tokens, 108 are needed"}
+    assert placement.decision.excluded == {"w1": "its pool cannot hold 108 tokens"}
 
 
 class Stubborn:

@@ -13,10 +13,10 @@ import pytest
 from kvhive.proto.config import ClusterConfig
 from kvhive.proto.errors import ConfigError
 from kvhive.router.policies import ENTRY_POINTS, by_name, make_policy, policy_names
+from kvhive.router.policies.kv_aware import KvAwarePolicy
 from kvhive.router.routing_policy import (
     Candidate,
     Decision,
-    KvAwarePolicy,
     RouteReason,
     RouteRequest,
     RoutingPolicy,

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvhive.router.routing_policy import Candidate, Decision, KvAwarePolicy, RouteReason, RouteRequest, Speed
+from kvhive.router.policies.kv_aware import KvAwarePolicy
+from kvhive.router.routing_policy import Candidate, Decision, RouteReason, RouteRequest, Speed
 
 SPEED = Speed(step_base_s=0.01, per_token_s=0.001, per_attention_s=0.0, max_step_tokens=512)
 IDLE = Candidate(

@@ -1,0 +1,99 @@
+"""What a request costs at each worker, in seconds: one formula for all candidates at once.
+
+    cost(w)  = queue_s + price * compute_s + decode_s
+    price(w) = 2 + 5 / (1 + victim age / 120 s)
+
+`queue_s` is the prefill work ahead of the request, `compute_s` that of its own uncached tokens, both by
+the step-time model the worker measured of itself. The price is above 1 because computing spends capacity
+that others wait for, and higher where the request would evict what was used a moment ago.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+
+from kvhive.router.candidate_table import CandidateTable, Column
+from kvhive.router.routing_policy import Candidate, CandidateCost, RouteRequest
+
+BASE_PRICE = 2.0
+"""What a second of computing is taken to cost, in seconds of everybody's; measured on traces, not derived."""
+
+EVICTION_PRICE = 5.0
+"""The same, on top, for computing that evicts what was used just now."""
+
+EVICTION_AGE_S = 120.0
+"""Evicting what was last used that long ago costs half of EVICTION_PRICE."""
+
+DECODE_WEIGHT = 0.25
+"""Share of a step that each sequence already decoding there is taken to cost a newcomer."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable(Sequence[CandidateCost]):
+    """The terms as columns, in seconds; its rows become objects when they are looked at."""
+
+    worker_ids: Sequence[str]
+    matched_blocks: Column
+    expected_blocks: Column
+    queue_s: Column
+    compute_s: Column
+    price: Column
+    decode_s: Column
+    cost_s: Column
+
+    def __len__(self) -> int:
+        return len(self.worker_ids)
+
+    @overload
+    def __getitem__(self, row: int) -> CandidateCost: ...
+    @overload
+    def __getitem__(self, row: slice) -> Sequence[CandidateCost]: ...
+    def __getitem__(self, row: int | slice) -> CandidateCost | Sequence[CandidateCost]:
+        if isinstance(row, slice):
+            return [self[each] for each in range(*row.indices(len(self)))]
+        return CandidateCost(
+            worker_id=self.worker_ids[row],
+            matched_blocks=int(self.matched_blocks[row]),
+            expected_blocks=int(self.expected_blocks[row]),
+            queue_s=float(self.queue_s[row]),
+            compute_s=float(self.compute_s[row]),
+            price=float(self.price[row]),
+            decode_s=float(self.decode_s[row]),
+        )
+
+    def __str__(self) -> str:
+        return f"[{', '.join(map(str, self))}]"
+
+
+def compare(request: RouteRequest, candidates: Sequence[Candidate]) -> CostTable:
+    """Return every candidate's cost, in the order given."""
+    table = CandidateTable.of(candidates)
+    cached = np.minimum(table.expected_blocks * request.block_size, request.prompt_tokens - 1)
+    uncached = request.prompt_tokens - cached
+    queue_s = _prefill_s(table, table.queue_tokens, 0.0)
+    compute_s = _prefill_s(table, uncached, cached)
+    evicts = table.free_tokens < uncached + request.max_tokens
+    price = BASE_PRICE + evicts * EVICTION_PRICE / (1.0 + table.victim_age_s / EVICTION_AGE_S)
+    decode_s = DECODE_WEIGHT * table.decoding * (table.step_base_s + table.per_token_s)
+    cost_s = queue_s + price * compute_s + decode_s
+    return CostTable(
+        table.worker_ids,
+        table.matched_blocks,
+        table.expected_blocks,
+        queue_s,
+        compute_s,
+        price,
+        decode_s,
+        cost_s,
+    )
+
+
+def _prefill_s(table: CandidateTable, tokens: Column, context: Column | float) -> Column:
+    """Speed.prefill_s for every worker."""
+    steps = np.ceil(tokens / table.max_step_tokens)
+    pairs = tokens * (context + tokens / 2)
+    return steps * table.step_base_s + tokens * table.per_token_s + pairs * table.per_attention_s
