@@ -119,7 +119,7 @@ class RedisConfig:
     """Where the index lives."""
 
     url: str = field(default="", repr=False)  # it may hold a password
-    """A redis-py URL; empty starts an embedded server that stops with the cluster."""
+    """See proto/redis_url.py for its forms; empty starts an embedded server that stops with the cluster."""
     lease_s: float = 5.0
     """A worker that is silent for this long leaves the index."""
     heartbeat_s: float = 0.5
