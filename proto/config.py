@@ -106,6 +106,10 @@ class RouterConfig:
     """Most times one stream moves to another worker because its own was lost."""
     failure_cooldown_s: float = 5.0
     """How long a worker that failed a request is skipped."""
+    index: str = "auto"
+    """Where prefixes are looked up: `mirror` (in the router), `redis`, `auto`: the mirror while it is small."""
+    index_mirror_blocks: int = 10_000_000
+    """With `router.index: auto`: blocks of all workers (about 200 bytes each) beyond which Redis is asked."""
     index_stale_after_s: float = 30.0
     """Beyond this age the mirror of the index is ignored and requests go by load and rendezvous hashing."""
     predicted_ttl_s: float = 30.0
@@ -144,6 +148,7 @@ class ClusterConfig:
 
 
 _CHOICES = {
+    "router.index": ("auto", "mirror", "redis"),
     "model.dtype": ("auto", "float32", "bfloat16", "float16"),
     "workers.device": ("auto", "cpu", "cuda"),
     "speculation.mode": ("off", "ngram", "draft"),
@@ -170,6 +175,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "router.queue_timeout_s": (0, 86_400),
     "router.max_failovers": (0, 100),
     "router.failure_cooldown_s": (0, 3600),
+    "router.index_mirror_blocks": (0, 1_000_000_000),
     "router.index_stale_after_s": (0.1, 86_400),
     "router.predicted_ttl_s": (0, 3600),
     "router.template_timeout_s": (0.01, 60),

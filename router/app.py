@@ -22,8 +22,10 @@ from kvhive.router.dispatcher import Dispatcher, DispatchLimits
 from kvhive.router.doors import Doors, RouterEndpoints
 from kvhive.router.frontend import ModelInfo
 from kvhive.router.grpc_service import InferenceService
+from kvhive.router.kv_index_choice import IndexKind, KvIndexChoice
 from kvhive.router.kv_index_mirror import KvIndexMirror
 from kvhive.router.kv_index_reader import KvIndexReader
+from kvhive.router.kv_index_redis import KvIndexRedis
 from kvhive.router.load_tracker import LoadTracker
 from kvhive.router.metrics import MeteredFrontend, RequestMetrics
 from kvhive.router.openai_api import create_app
@@ -103,19 +105,22 @@ async def _routing_state(
     registry = WorkerRegistry(
         client, keys, spec, lease_s=config.redis.lease_s, cooldown_s=config.router.failure_cooldown_s
     )
-    mirror = KvIndexMirror()
+    mirror, remote = KvIndexMirror(), KvIndexRedis(client, keys, registry)
     reader = KvIndexReader(client, keys, registry, mirror)
+    kind = IndexKind(config.router.index)
+    index = KvIndexChoice(kind, config.router.index_mirror_blocks, mirror, reader, remote)
     predicted, loads = PredictedBlocks(config.router.predicted_ttl_s), LoadTracker()
-    reader.on_stored.append(predicted.forget)
+    for source in (reader, remote):
+        source.on_stored.append(predicted.forget)
     registry.on_join.append(lambda record: predicted.drop(record.worker_id))  # an epoch begins empty
     registry.on_leave.extend([predicted.drop, loads.drop])
     view = ClusterView(
-        config.cluster, options.model_name, options.version, registry, mirror, reader, time.monotonic
+        config.cluster, options.model_name, options.version, registry, index, reader, time.monotonic
     )
     supervisor.start(registry.run())
-    supervisor.start(reader.run())
+    supervisor.start(index.run())
     async with client:
-        yield RoutingState(registry, mirror, predicted, loads), view
+        yield RoutingState(registry, index, predicted, loads), view
 
 
 def _dispatcher(

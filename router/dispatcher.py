@@ -114,6 +114,7 @@ class Dispatcher:
         self._check_model(request.model)
         prompt = await self._preparer.prepare(request)
         check_prompt_length("prompt", len(prompt.token_ids), model.max_context)
+        await self._state.index.prepare(prompt.keys)
         sampling = request.sampling
         max_tokens = resolve_max_tokens(len(prompt.token_ids), sampling, model.max_context)
         if sampling.max_tokens is None:  # the caller named no number: what every pool can hold is meant

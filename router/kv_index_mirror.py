@@ -71,6 +71,9 @@ class KvIndexMirror:
         self._next_number = 0
         self._fresh_at = -math.inf
 
+    async def prepare(self, keys: Sequence[BlockKey]) -> None:
+        """Nothing: everything is here."""
+
     def match(self, keys: Sequence[BlockKey]) -> Mapping[str, int]:
         """Return, for each worker that holds the first block, how many leading blocks it holds.
 
@@ -156,6 +159,11 @@ class KvIndexMirror:
         slot = self._slots.pop(worker_id, None)
         if slot is not None:
             self._retire(slot)
+
+    def clear(self) -> None:
+        """Forget everybody, and give the memory back."""
+        self._table, self._slots, self._names, self._retired = {}, {}, {}, deque()
+        self._visible, self._free_numbers, self._next_number = 0, [], 0
 
     def sweep(self, limit: int = SWEEP_KEYS) -> bool:
         """Clear up to `limit` keys of slots given up; return whether some are left."""

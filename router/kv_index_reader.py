@@ -104,6 +104,7 @@ class KvIndexReader:
         self._failures = 0
         # A wait must end before the client takes the silence for a dead server.
         timeout_s = socket_timeout_of(redis)
+        self._stopped = False
         self._cluster = is_cluster(redis)
         self._block_s = min(BLOCK_S, timeout_s / 2) if timeout_s else BLOCK_S
         registry.on_join.append(self._follow)
@@ -129,6 +130,13 @@ class KvIndexReader:
                 if self._failures:
                     log.info("index readable again")
                 self._failures = 0
+
+    def stop(self) -> None:
+        """Let the mirror go and follow nobody from here on. `run` must have ended."""
+        self._stopped = True
+        for worker_id in list(self._cursors):
+            self._unfollow(worker_id)
+        self._mirror.clear()
 
     async def advance(self) -> None:
         """Snapshot who needs it, then apply what the streams have; waits BLOCK_S for news at most."""
@@ -178,6 +186,8 @@ class KvIndexReader:
         return news
 
     def _follow(self, record: WorkerRecord) -> None:
+        if self._stopped:
+            return
         known = self._cursors.get(record.worker_id)
         if known is None or known.epoch != record.epoch:
             if known is not None and known.synced:

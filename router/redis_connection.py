@@ -62,9 +62,9 @@ def _pool_options(client: Redis) -> dict[str, Any]:
 class _Cluster(RedisCluster):
     """Says of a cluster that is away what other clients say: redis-py's own error there is no RedisError."""
 
-    async def initialize(self, **kwargs: Any) -> RedisCluster:
+    async def initialize(self, *args: Any, **kwargs: Any) -> RedisCluster:
         try:
-            return await super().initialize(**kwargs)
+            return await super().initialize(*args, **kwargs)
         except RedisClusterException as error:
             raise RedisConnectionError(str(error)) from error
 

@@ -40,9 +40,9 @@ def open_index(url: str, timeout_s: float) -> Redis:
 class _Cluster(RedisCluster):
     """A cluster that is away raises a RedisError, which redis-py's own exception for it is not."""
 
-    async def initialize(self, **kwargs: Any) -> RedisCluster:
+    async def initialize(self, *args: Any, **kwargs: Any) -> RedisCluster:
         try:
-            return await super().initialize(**kwargs)
+            return await super().initialize(*args, **kwargs)
         except RedisClusterException as error:
             raise RedisConnectionError(str(error)) from error
 
