@@ -41,6 +41,7 @@ class CandidateTable(Sequence[Candidate]):
     """Infinite while nothing is cached."""
     free_tokens: Column
     capacity_tokens: Column
+    live_tokens: Column
 
     @staticmethod
     def of(candidates: Sequence[Candidate]) -> CandidateTable:
@@ -62,11 +63,12 @@ class CandidateTable(Sequence[Candidate]):
                 math.inf if c.victim_age_s is None else c.victim_age_s,
                 c.free_tokens,
                 c.capacity_tokens,
+                c.live_tokens,
             )
             for c in candidates
         ]
         worker_ids = [candidate.worker_id for candidate in candidates]
-        columns = np.array(rows, np.float64).reshape(len(rows), 13).T
+        columns = np.array(rows, np.float64).reshape(len(rows), 14).T
         return CandidateTable(worker_ids, worker_seeds(worker_ids), *columns)
 
     def where(self, kept: Sequence[bool] | npt.NDArray[np.bool_]) -> CandidateTable:
@@ -105,6 +107,7 @@ class CandidateTable(Sequence[Candidate]):
             capacity_tokens=int(self.capacity_tokens[row]),
             recent_cold_tokens=float(self.recent_cold_tokens[row]),
             requests=int(self.requests[row]),
+            live_tokens=int(self.live_tokens[row]),
         )
 
     def _columns(self) -> tuple[Column, ...]:
@@ -122,4 +125,5 @@ class CandidateTable(Sequence[Candidate]):
             self.victim_age_s,
             self.free_tokens,
             self.capacity_tokens,
+            self.live_tokens,
         )

@@ -66,7 +66,7 @@ class Fleet:
         self._worker_ids = [view.record.worker_id for view in views]
         self._rows = {worker_id: row for row, worker_id in enumerate(self._worker_ids)}
         self._seeds = worker_seeds(self._worker_ids)
-        self._static: Column = np.zeros((7, len(views)))
+        self._static: Column = np.zeros((8, len(views)))
         self._load: Column = np.zeros((3, len(views)))
         self._cold_tokens, self._cold_as_of = np.zeros((2, len(views)))
 
@@ -90,6 +90,7 @@ class Fleet:
                 np.inf if load.victim_age_s < 0 else load.victim_age_s,
                 load.blocks_free * record.block_size,
                 load.blocks_total * record.block_size,
+                load.blocks_live * record.block_size,
             )
         return {self._worker_ids[row] for row in new}
 

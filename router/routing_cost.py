@@ -1,11 +1,13 @@
 """What a request costs at each worker, in seconds: one formula for all candidates at once.
 
-    cost(w)  = queue_s + price * compute_s + decode_s
+    cost(w)  = queue_s + room_s + price * compute_s + decode_s
     price(w) = 2 + 5 / (1 + victim age / 120 s)
 
 `queue_s` is the prefill work ahead of the request, `compute_s` that of its own uncached tokens, both by
 the step-time model the worker measured of itself. The price is above 1 because computing spends capacity
-that others wait for, and higher where the request would evict what was used a moment ago.
+that others wait for, and higher where the request would evict what was used a moment ago. `decode_s` is what
+the running sequences add to the steps that compute it. `room_s` is the wait for some of them to end, where
+the pool, full of what they use, has no room for the request.
 """
 
 from __future__ import annotations
@@ -28,8 +30,11 @@ EVICTION_PRICE = 5.0
 EVICTION_AGE_S = 120.0
 """Evicting what was last used that long ago costs half of EVICTION_PRICE."""
 
-DECODE_WEIGHT = 0.25
-"""Share of a step that each sequence already decoding there is taken to cost a newcomer."""
+SEQUENCE_LIFE_S = 10.0
+"""How long a running sequence is taken to hold its blocks: of n of them, one ends every 10/n seconds."""
+
+ANSWER_TOKENS = 256
+"""What a running sequence is taken to grow by before it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,7 @@ class CostTable(Sequence[CandidateCost]):
     compute_s: Column
     price: Column
     decode_s: Column
+    room_s: Column
     cost_s: Column
 
     def __len__(self) -> int:
@@ -63,6 +69,7 @@ class CostTable(Sequence[CandidateCost]):
             compute_s=float(self.compute_s[row]),
             price=float(self.price[row]),
             decode_s=float(self.decode_s[row]),
+            room_s=float(self.room_s[row]),
         )
 
     def __str__(self) -> str:
@@ -78,8 +85,9 @@ def compare(request: RouteRequest, candidates: Sequence[Candidate]) -> CostTable
     compute_s = _prefill_s(table, uncached, cached)
     evicts = table.free_tokens < uncached + request.max_tokens
     price = BASE_PRICE + evicts * EVICTION_PRICE / (1.0 + table.victim_age_s / EVICTION_AGE_S)
-    decode_s = DECODE_WEIGHT * table.decoding * (table.step_base_s + table.per_token_s)
-    cost_s = queue_s + price * compute_s + decode_s
+    decode_s = np.ceil(uncached / table.max_step_tokens) * table.decoding * table.per_token_s
+    room_s = _room_s(table, cached, uncached + min(request.max_tokens, ANSWER_TOKENS))
+    cost_s = queue_s + room_s + price * compute_s + decode_s
     return CostTable(
         table.worker_ids,
         table.matched_blocks,
@@ -88,6 +96,7 @@ def compare(request: RouteRequest, candidates: Sequence[Candidate]) -> CostTable
         compute_s,
         price,
         decode_s,
+        room_s,
         cost_s,
     )
 
@@ -97,3 +106,13 @@ def _prefill_s(table: CandidateTable, tokens: Column, context: Column | float) -
     steps = np.ceil(tokens / table.max_step_tokens)
     pairs = tokens * (context + tokens / 2)
     return steps * table.step_base_s + tokens * table.per_token_s + pairs * table.per_attention_s
+
+
+def _room_s(table: CandidateTable, cached: Column, grows: Column) -> Column:
+    """Seconds until enough running sequences have ended; what is cached may be what they use."""
+    in_use = np.maximum(table.live_tokens, cached)
+    growing = table.queue_tokens + ANSWER_TOKENS * table.decoding + grows
+    missing = np.maximum(0.0, in_use + growing - table.capacity_tokens)
+    running = np.maximum(1.0, table.decoding)
+    ends = np.ceil(missing * running / np.maximum(1.0, table.live_tokens))
+    return SEQUENCE_LIFE_S * ends / running

@@ -72,6 +72,8 @@ class Candidate:
     """Uncached prompt tokens sent there lately, decayed."""
     requests: int = 0
     """Requests there, running or waiting."""
+    live_tokens: int = 0
+    """Tokens whose blocks requests are using, which no newcomer can evict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +100,12 @@ class CandidateCost:
     compute_s: float
     price: float
     decode_s: float
+    room_s: float = 0.0
 
     @property
     def cost_s(self) -> float:
         """What is compared."""
-        return self.queue_s + self.price * self.compute_s + self.decode_s
+        return self.queue_s + self.room_s + self.price * self.compute_s + self.decode_s
 
 
 @dataclass(frozen=True, slots=True)

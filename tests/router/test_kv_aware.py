@@ -153,3 +153,29 @@ def test_the_choice_is_never_much_worse_than_the_best(
     assert len(costs) == len(rows)
     best = min(costs.values())
     assert costs[decision.worker_id] <= best + max(0.002, 0.25 * best) + 1e-9
+
+
+def test_a_pool_full_of_what_others_use_costs_the_wait_for_one_of_them() -> None:
+    """Cached blocks make room at once, live ones do not: four running sequences end every 2.5 s."""
+    full = worker("w1", live_tokens=9_500, decoding=4, capacity_tokens=10_000)
+    calm = worker("w2", live_tokens=0, decoding=4, capacity_tokens=10_000)
+    costs = {cost.worker_id: cost for cost in decide(full, calm).costs}
+    assert (costs["w1"].room_s, costs["w2"].room_s) == (pytest.approx(2.5), 0.0)
+    assert decide(full, calm).worker_id == "w2"
+    assert costs["w1"].cost_s == pytest.approx(costs["w2"].cost_s + 2.5)
+
+
+def test_a_match_of_less_than_an_eighth_decides_no_tie() -> None:
+    """Nor does it make a copy elsewhere a replica."""
+    for home in (b"a", b"b", b"c", b"d", b"e", b"f"):
+        plain = decide(worker("w1"), worker("w2"), home=home)
+        assert decide(worker("w1"), worker("w2", matched_blocks=5), home=home).worker_id == plain.worker_id
+        assert decide(worker("w1"), worker("w2", matched_blocks=6), home=home).worker_id == "w2"
+    busy = worker("w2", matched_blocks=5, queue_tokens=5000)
+    assert decide(worker("w1"), busy).reason in (RouteReason.HOME, RouteReason.LOAD)
+
+
+def test_a_small_lead_in_the_match_is_no_replica() -> None:
+    longer = worker("w2", matched_blocks=33, queue_tokens=3000)
+    decision = decide(worker("w1", matched_blocks=30), longer)
+    assert (decision.worker_id, decision.reason) == ("w1", RouteReason.PREFIX)
