@@ -65,6 +65,8 @@ class _Snapshot:
     cached: int
     free: int
     victim_used_at: float | None
+    prefix_queries: int
+    prefix_hits: int
 
 
 class SimulatedWorker:
@@ -142,6 +144,8 @@ class SimulatedWorker:
             step_per_token_s=cost.per_token_s,
             step_per_attention_s=cost.per_attention_s,
             max_step_tokens=cost.max_step_tokens,
+            prefix_queries=then.prefix_queries,
+            prefix_hits=then.prefix_hits,
         )
 
     def _begin(self) -> None:
@@ -205,6 +209,8 @@ class SimulatedWorker:
                 usage.cached,
                 usage.free,
                 self.pool.victim_used_at,
+                scheduler.prefix_queries,
+                scheduler.prefix_hits,
             )
         )
 

@@ -103,19 +103,26 @@ def read_trace(path: Path, limit: int = 0) -> Trace:
 
 def _rows(path: Path) -> Iterator[tuple[str, Json]]:
     """Yield (where, object) of every line that is not blank."""
-    number = 0
+    for number, line in enumerate(_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ConfigError(f"{path.name}:{number}: not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise ConfigError(f"{path.name}:{number}: not a JSON object")
+        yield f"{path.name}:{number}", row
+
+
+def _lines(path: Path) -> Iterator[str]:
     with path.open("rb") as raw:
         zipped = raw.read(2) == b"\x1f\x8b"
     try:
         with gzip.open(path, "rt") if zipped else path.open("rt") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    row = json.loads(line)
-                    if not isinstance(row, dict):
-                        raise ConfigError(f"{path.name}:{number}: not a JSON object")
-                    yield f"{path.name}:{number}", row
-    except (ValueError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ConfigError(f"{path.name}:{number + 1}: not JSON lines: {error}") from error
+            yield from lines
+    except (UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ConfigError(f"{path.name}: damaged: {error}") from error
 
 
 def _number(where: str, row: Json, name: str, least: float, most: float) -> float:
