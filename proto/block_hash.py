@@ -13,7 +13,7 @@ import hashlib
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NewType
+from typing import NewType, cast
 
 BlockHash = NewType("BlockHash", bytes)
 """32 bytes. What a worker keeps and trusts."""
@@ -30,6 +30,10 @@ EXTRA_TAGS = ("adapter", "media", "salt")
 
 def _field(value: bytes) -> bytes:
     return len(value).to_bytes(4, "little") + value
+
+
+_HEAD = hashlib.sha256(_field(HASH_VERSION) + (32).to_bytes(4, "little"))
+"""Every block's digest begins like this: the version, and the length of the parent's hash."""
 
 
 def root_hash(model_identity: bytes, cluster_salt: bytes = b"") -> BlockHash:
@@ -93,9 +97,18 @@ def extend_chain(
         return
     packed = pack_tokens(tokens[start * block_size : full_blocks * block_size])
     stride = 4 * block_size
-    for offset in range(0, len(packed), stride):
-        parent = chain[-1] if chain else root
-        chain.append(hash_block(parent, packed[offset : offset + stride], extras if not chain else b""))
+    offset = 0
+    if not chain:
+        chain.append(hash_block(root, packed[:stride], extras))
+        offset = stride
+    parent = chain[-1]
+    # What hash_block does, with all that is the same in every block done once: half of the time that took.
+    begin, before, after = _HEAD.copy, stride.to_bytes(4, "little"), _field(b"")
+    for at in range(offset, len(packed), stride):
+        digest = begin()
+        digest.update(b"%b%b%b%b" % (parent, before, packed[at : at + stride], after))
+        parent = cast(BlockHash, digest.digest())
+        chain.append(parent)
 
 
 def hash_chain(
@@ -105,6 +118,11 @@ def hash_chain(
     chain: list[BlockHash] = []
     extend_chain(chain, root, tokens, block_size, extras)
     return chain
+
+
+def block_keys(chain: Iterable[BlockHash]) -> tuple[BlockKey, ...]:
+    """Return the index keys of a chain."""
+    return cast(tuple[BlockKey, ...], tuple([each[:BLOCK_KEY_BYTES] for each in chain]))
 
 
 def block_key(block_hash: BlockHash) -> BlockKey:

@@ -64,12 +64,17 @@ class _Cursor:
     seq: int = 0
     distrusted: bool = False
     """A malformed entry was met and answered with a snapshot; further ones of this epoch are skipped."""
+    most_keys: int = 0
+    """Blocks of its pool and one batch more, whose removals come after what it stored; 0: unknown."""
     broken: bool = False
     """The keys are of another type; nothing to read until a new epoch."""
 
 
 def parse_batch(fields: Mapping[bytes, bytes]) -> EventBatch:
-    """Read a stream entry; unknown fields are ignored. Raises ValueError."""
+    """Read a stream entry; unknown fields are ignored. Raises ValueError, also for too large a batch."""
+    size = sum(len(packed) for packed in fields.values())
+    if size > KEYS_PER_BATCH * BLOCK_KEY_BYTES:
+        raise ValueError(f"a batch of {size} bytes, the limit is {KEYS_PER_BATCH * BLOCK_KEY_BYTES}")
     stored: tuple[BlockKey, ...] = ()
     removed: dict[RemovalCause, tuple[BlockKey, ...]] = {}
     for name, packed in fields.items():
@@ -192,7 +197,10 @@ class KvIndexReader:
         if known is None or known.epoch != record.epoch:
             if known is not None and known.synced:
                 self.counters.resyncs += 1
-            self._cursors[record.worker_id] = _Cursor(record.epoch)
+            blocks = record.load.blocks_total
+            self._cursors[record.worker_id] = _Cursor(
+                record.epoch, most_keys=blocks + KEYS_PER_BATCH if blocks > 0 else 0
+            )
 
     def _unfollow(self, worker_id: str) -> None:
         self._cursors.pop(worker_id, None)
@@ -204,6 +212,8 @@ class KvIndexReader:
         log.warning("resync worker_id=%s epoch=%d: %s", worker_id, cursor.epoch, why)
 
     async def _snapshot(self, worker_id: str, cursor: _Cursor) -> None:
+        if cursor.most_keys:
+            self._mirror.bound(worker_id, cursor.most_keys)
         load = self._mirror.load(worker_id)
         complete = False
         try:
