@@ -14,11 +14,16 @@ from kvhive.proto.index_schema import LoadReport
 from kvhive.router.candidate_table import CandidateTable, Column
 from kvhive.router.load_tracker import COLD_HALF_LIFE_S, LoadTracker
 from kvhive.router.rendezvous import worker_seeds
-from kvhive.router.routing_policy import Speed
 from kvhive.router.worker_registry import WorkerView
 
-UNMEASURED = Speed(step_base_s=0.01, per_token_s=0.001, per_attention_s=0.0, max_step_tokens=1)
-"""Until any worker has measured itself: whatever it is, more tokens take longer."""
+UNMEASURED = 0.01, 0.001, 0.0
+"""Seconds per step, token and pair until any worker has measured itself: more tokens take longer."""
+
+REFERENCE_TOKENS = 512
+"""Workers are compared by what a prompt of this length takes them."""
+
+ALIKE_SHARE = 0.25
+"""Workers within 25 % of the typical one are taken for equals: what equal ones measure differs by as much."""
 
 
 class Fleet:
@@ -59,14 +64,24 @@ class Fleet:
         recent = self._cold_tokens * np.exp2((self._cold_as_of - now) / COLD_HALF_LIFE_S)
         queue, decoding, requests = self._load
         return CandidateTable(
-            self._worker_ids, self._seeds, matched, expected, queue, decoding, requests, recent, *self._static
+            self._worker_ids,
+            self._seeds,
+            matched,
+            expected,
+            queue,
+            decoding,
+            requests,
+            recent,
+            *self._speed,
+            *self._static,
         )
 
     def _resize(self, views: Sequence[WorkerView]) -> None:
         self._worker_ids = [view.record.worker_id for view in views]
         self._rows = {worker_id: row for row, worker_id in enumerate(self._worker_ids)}
         self._seeds = worker_seeds(self._worker_ids)
-        self._static: Column = np.zeros((8, len(views)))
+        self._speed: Column = np.zeros((4, len(views)))
+        self._static: Column = np.zeros((4, len(views)))
         self._load: Column = np.zeros((3, len(views)))
         self._cold_tokens, self._cold_as_of = np.zeros((2, len(views)))
 
@@ -78,15 +93,12 @@ class Fleet:
             self._resize(views)
         self._views = views
         speeds = _speeds([view.record.load for view in views])
+        self._speed = np.array(speeds, np.float64).reshape(len(views), 4).T
         for row in new:
-            record, speed = views[row].record, speeds[row]
+            record = views[row].record
             load = record.load
             self._loads.report_cold(record.worker_id, load.prefix_queries - load.prefix_hits, now)
             self._static[:, row] = (
-                speed.step_base_s,
-                speed.per_token_s,
-                speed.per_attention_s,
-                speed.max_step_tokens,
                 np.inf if load.victim_age_s < 0 else load.victim_age_s,
                 load.blocks_free * record.block_size,
                 load.blocks_total * record.block_size,
@@ -106,12 +118,18 @@ class Fleet:
         self._cold_as_of[row] = now
 
 
-def _speeds(loads: Sequence[LoadReport]) -> list[Speed]:
-    """Return each worker's step-time model; one that has not measured itself is taken for a typical one."""
+def _speeds(loads: Sequence[LoadReport]) -> list[tuple[float, float, float, int]]:
+    """Return each worker's step-time model: the typical worker's for all that are about as fast as it.
+
+    What two equal workers measure of themselves differs; decisions must not, or cold prompts would all go to
+    whoever measured least. One that has not measured itself yet is taken for typical, too.
+    """
     models = [(load.step_base_s, load.step_per_token_s, load.step_per_attention_s) for load in loads]
-    measured = [model for model in models if any(model)]
-    if len(measured) < len(models):
-        unmeasured = UNMEASURED.step_base_s, UNMEASURED.per_token_s, UNMEASURED.per_attention_s
-        typical = tuple(np.median(measured, axis=0).tolist()) if measured else unmeasured
-        models = [model if any(model) else typical for model in models]
-    return [Speed(*model, load.max_step_tokens) for model, load in zip(models, loads, strict=True)]
+    times = [base + REFERENCE_TOKENS * (token + pair * REFERENCE_TOKENS / 2) for base, token, pair in models]
+    measured = sorted((time, model) for time, model in zip(times, models, strict=True) if time > 0)
+    middle, typical = measured[len(measured) // 2] if measured else (0.0, UNMEASURED)
+    alike = [time <= 0 or abs(time - middle) <= ALIKE_SHARE * middle for time in times]
+    return [
+        (*(typical if same else model), load.max_step_tokens)
+        for same, model, load in zip(alike, models, loads, strict=True)
+    ]

@@ -76,10 +76,11 @@ class CostTable(Sequence[CandidateCost]):
         return f"[{', '.join(map(str, self))}]"
 
 
-def compare(request: RouteRequest, candidates: Sequence[Candidate]) -> CostTable:
-    """Return every candidate's cost, in the order given."""
+def compare(request: RouteRequest, candidates: Sequence[Candidate], least_blocks: float = 0.0) -> CostTable:
+    """Return every candidate's cost, in the order given. A match of up to `least_blocks` counts as none."""
     table = CandidateTable.of(candidates)
-    cached = np.minimum(table.expected_blocks * request.block_size, request.prompt_tokens - 1)
+    counted = table.expected_blocks * (table.expected_blocks > least_blocks)
+    cached = np.minimum(counted * request.block_size, request.prompt_tokens - 1)
     uncached = request.prompt_tokens - cached
     queue_s = _prefill_s(table, table.queue_tokens, 0.0)
     compute_s = _prefill_s(table, uncached, cached)

@@ -18,13 +18,14 @@ from kvhive.router.rendezvous import home_scores
 from kvhive.router.routing_cost import compare
 from kvhive.router.routing_policy import Candidate, Decision, RouteReason, RouteRequest
 
-TIE_SHARE = 0.25
+TIE_SHARE = 0.05
 TIE_S = 0.002
-"""Costs within 25 % or 2 ms of the best are a tie: self-measured rates of equal workers differ by as much."""
+"""Costs within 5 % or 2 ms of the best are a tie: what is reported is as old as that. On traces a wider tie,
+which is a longer wait at home for some, cost more than homes are worth."""
 
 MINOR_SHARE = 0.125
-"""A match of less than an eighth of the prompt decides no tie: else a first block that all prompts share
-would send everything to the worker that happened to see it first."""
+"""A match of up to an eighth of the prompt counts as none: else a first block that all prompts share would
+send everything to the worker that happened to see it first, and the others would stay cold."""
 
 HOME_SLACK = 1.25
 """A home that got more than this times the mean of recent cold work, and one prompt more, passes a newcomer
@@ -41,12 +42,12 @@ class KvAwarePolicy:
         if not candidates:
             return None
         table = CandidateTable.of(candidates)
-        costs = compare(request, table)
+        minor = MINOR_SHARE * request.prompt_tokens / request.block_size
+        costs = compare(request, table, minor)
         best = costs.cost_s.min()
         tied = np.flatnonzero(costs.cost_s <= best + max(TIE_S, TIE_SHARE * best))
         held = table.expected_blocks
         longest, longest_tied = held.max(), held[tied].max()
-        minor = MINOR_SHARE * request.prompt_tokens / request.block_size
         scores = home_scores(request.home_key, table.seeds)
         if len(table) == 1:
             row, reason = 0, RouteReason.ONLY

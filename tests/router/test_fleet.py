@@ -42,17 +42,29 @@ def test_a_row_says_what_the_report_says() -> None:
     assert table[-1] == second and table[0:2] == [first, second]
 
 
+def speeds(fleet: Fleet) -> list[float]:
+    return [candidate.speed.per_token_s for candidate in rows(fleet).values()]
+
+
 def test_who_has_not_measured_itself_is_taken_for_a_typical_worker() -> None:
     """Not for an infinitely fast one, to which everything would go."""
     none = {"step_base_s": 0.0, "step_per_token_s": 0.0}
     fleet = Fleet(LoadTracker())
     fleet.update([view("w1", **none), view("w2", **none)], 0.0)
-    assert {c.speed.per_token_s for c in rows(fleet).values()} == {UNMEASURED.per_token_s}
+    assert speeds(fleet) == [UNMEASURED[1]] * 2
     views = [view(f"w{i}", step_base_s=0.01 * i, step_per_token_s=0.001 * i) for i in (1, 2, 6)]
     fleet.update([*views, view("w7", **none, max_step_tokens=99)], 0.0)
     speed = rows(fleet)["w7"].speed
     assert (speed.step_base_s, speed.per_token_s) == pytest.approx((0.02, 0.002))
     assert speed.max_step_tokens == 99
+
+
+def test_workers_that_are_about_as_fast_are_taken_for_equals_and_others_are_not() -> None:
+    """So a cold prompt's home does not hang on the noise of a measurement."""
+    fleet = Fleet(LoadTracker())
+    measured = (0.001, 0.0011, 0.0009, 0.00122, 0.0004, 0.003)
+    fleet.update([view(f"w{i}", step_per_token_s=s) for i, s in enumerate(measured)], 0.0)
+    assert speeds(fleet) == [0.0011, 0.0011, 0.0011, 0.0011, 0.0004, 0.003]
 
 
 def test_between_reports_only_what_this_router_did_changes() -> None:
