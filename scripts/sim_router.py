@@ -34,6 +34,9 @@ PUBLISH_S = 0.005
 POLL_S = 0.25
 """How often a router reads the workers' reports."""
 
+IDLE_VIEW_S = 5.0
+"""An idle worker's report is kept this long: all that changes in it is how long its cache has been idle."""
+
 
 class SimulatedRegistry:
     """What the Placer asks a WorkerRegistry: who is there, and what they last said of themselves."""
@@ -46,17 +49,28 @@ class SimulatedRegistry:
         self._phases = [noise.random() * self._heartbeat_s for _ in workers]
         self._polled_at = -math.inf
         self._views: list[WorkerView] = []
+        self._steps = [-1] * len(workers)
 
     def routable(self, now: float) -> list[WorkerView]:
         """All workers, as of the last poll and the heartbeat before it."""
         poll = math.floor(now / POLL_S) * POLL_S
         if poll > self._polled_at:
             self._polled_at = poll
-            self._views = [
-                self._view(worker, phase, poll)
-                for worker, phase in zip(self._workers, self._phases, strict=True)
-            ]
+            self._views = [self._latest(row, poll) for row in range(len(self._workers))]
         return self._views
+
+    def _latest(self, row: int, poll: float) -> WorkerView:
+        """The view of a worker's last heartbeat: the last view, if nothing has happened since."""
+        beats = math.floor((poll - self._phases[row]) / self._heartbeat_s)
+        at = max(0.0, self._phases[row] + beats * self._heartbeat_s)
+        worker = self._workers[row]
+        step = worker.last_step(at)
+        if self._views:
+            last = self._views[row]
+            if last.reported_at == at or (step == self._steps[row] and at - last.reported_at < IDLE_VIEW_S):
+                return last
+        self._steps[row] = step
+        return self._view(worker, at)
 
     def excluded(self, now: float) -> dict[str, str]:
         """Nobody: simulated workers do not fail."""
@@ -65,9 +79,7 @@ class SimulatedRegistry:
     def placed(self, worker_id: str) -> None:
         """Nothing to remember, for the same reason."""
 
-    def _view(self, worker: SimulatedWorker, phase: float, poll: float) -> WorkerView:
-        beats = math.floor((poll - phase) / self._heartbeat_s)
-        at = max(0.0, phase + beats * self._heartbeat_s)
+    def _view(self, worker: SimulatedWorker, at: float) -> WorkerView:
         record = WorkerRecord(
             worker_id=worker.worker_id,
             address="",

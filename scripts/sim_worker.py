@@ -58,6 +58,7 @@ class _Snapshot:
     """What an engine reports at the end of a step."""
 
     at: float
+    step: int
     queued: int
     running: int
     waiting: int
@@ -93,6 +94,7 @@ class SimulatedWorker:
         self._stretch = 1
         self._contexts = 0
         self._history: deque[_Snapshot] = deque()
+        self._steps = 0
         self._note()
 
     def submit(self, seq: Sequence) -> None:
@@ -120,16 +122,14 @@ class SimulatedWorker:
                 results.append(ChunkResult(range(1) if reaches_end else ()))
                 self.computed_tokens += 0 if seq.prompt_ready else item.num_tokens
         progress = self.scheduler.commit(self._plan, results)
+        self._steps += 1
         self._note()
         self._begin()
         return progress, self._changes()
 
     def report(self, at: float) -> LoadReport:
         """What the worker said of itself at a moment; the moments of calls must not go back."""
-        history, cost = self._history, self.cost
-        while len(history) > 1 and history[1].at <= at:
-            history.popleft()
-        then = history[0]
+        then, cost = self._last(at), self.cost
         age = -1.0 if then.victim_used_at is None else max(0.0, at - then.victim_used_at)
         return LoadReport(
             queued_prefill_tokens=then.queued,
@@ -147,6 +147,16 @@ class SimulatedWorker:
             prefix_queries=then.prefix_queries,
             prefix_hits=then.prefix_hits,
         )
+
+    def last_step(self, at: float) -> int:
+        """How many steps had ended at a moment; the moments of calls must not go back."""
+        return self._last(at).step
+
+    def _last(self, at: float) -> _Snapshot:
+        history = self._history
+        while len(history) > 1 and history[1].at <= at:
+            history.popleft()
+        return history[0]
 
     def _begin(self) -> None:
         plan = self._plan = self.scheduler.schedule()
@@ -202,6 +212,7 @@ class SimulatedWorker:
         self._history.append(
             _Snapshot(
                 self._clock(),
+                self._steps,
                 scheduler.queued_prefill_tokens,
                 len(scheduler.running),
                 len(scheduler.waiting),

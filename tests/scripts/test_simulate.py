@@ -40,9 +40,9 @@ def chats(tmp_path: Path) -> Path:
     """Thirty sessions of four turns behind one system prompt of four blocks, ever longer."""
     rows = []
     for session in range(30):
-        own = 100 + 20 * session
+        own = 1000 * (session + 1)
         for number in range(4):
-            blocks = 4 + 4 * number
+            blocks = 4 + 60 * number
             runs = [0, 4] if number == 0 else [0, 4, own, blocks - 4]
             rows.append(turn(session, number, 16 * blocks, runs, think_s=0.5))
     return write_trace(tmp_path / "chats.jsonl", rows, mode="closed")
