@@ -6,12 +6,12 @@ may apply them in either order and twice. Batches of one worker and epoch are nu
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import cast
 
-from kvhive.proto.block_hash import BLOCK_KEY_BYTES, BlockKey
+from kvhive.proto.block_hash import BLOCK_KEY_BYTES, BlockKey, cut
 
 
 class RemovalCause(StrEnum):
@@ -54,5 +54,4 @@ def unpack_keys(packed: bytes) -> tuple[BlockKey, ...]:
     """Split concatenated keys. Raises ValueError when the length is not a multiple of 16."""
     if len(packed) % BLOCK_KEY_BYTES:
         raise ValueError(f"packed keys: {len(packed)} bytes is not a multiple of {BLOCK_KEY_BYTES}")
-    count = len(packed) // BLOCK_KEY_BYTES
-    return struct.unpack(f"{BLOCK_KEY_BYTES}s" * count, packed)  # a quarter of what slicing takes
+    return cast(tuple[BlockKey, ...], tuple(cut(packed, f"{BLOCK_KEY_BYTES}s", BLOCK_KEY_BYTES)))

@@ -196,6 +196,29 @@ def bench_engine(name: str | None, urls: tuple[str, ...], only_urls: bool, **opt
     return command.run(addresses, options["model"], plan, outputs)
 
 
+@bench.command("routing")
+@click.option(
+    "--peer-python",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A Python with ai-dynamo-runtime and pyzmq, to measure beside ours.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, 100),
+    default=5,
+    show_default=True,
+    help="Times that the sides take turns.",
+)
+@click.option("--large", is_flag=True, help="An index of ten million blocks, too (3 GB, minutes).")
+@click.option("--quick", is_flag=True, help="Small sizes, to see that it runs.")
+@json_option
+def bench_routing(peer_python: Path | None, rounds: int, large: bool, quick: bool, as_json: bool) -> None:
+    """Measure decisions, look-ups and the index's events, without workers, models or GPUs."""
+    from kvhive.scripts import bench_routing as command
+
+    command.run(command.Plan(rounds, large, quick), peer_python, as_json)
+
+
 @cli.command()
 @click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="The policies as bars.")
