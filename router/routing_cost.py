@@ -33,9 +33,6 @@ EVICTION_AGE_S = 120.0
 SEQUENCE_LIFE_S = 10.0
 """How long a running sequence is taken to hold its blocks: of n of them, one ends every 10/n seconds."""
 
-ANSWER_TOKENS = 256
-"""What a running sequence is taken to grow by before it ends."""
-
 
 @dataclass(frozen=True, slots=True)
 class CostTable(Sequence[CandidateCost]):
@@ -82,12 +79,15 @@ def compare(request: RouteRequest, candidates: Sequence[Candidate], least_blocks
     counted = table.expected_blocks * (table.expected_blocks > least_blocks)
     cached = np.minimum(counted * request.block_size, request.prompt_tokens - 1)
     uncached = request.prompt_tokens - cached
-    queue_s = _prefill_s(table, table.queue_tokens, 0.0)
-    compute_s = _prefill_s(table, uncached, cached)
+    # What is queued and what is new share the last step: its base is paid once.
+    queue_steps = np.ceil(table.queue_tokens / table.max_step_tokens)
+    steps = np.ceil((table.queue_tokens + uncached) / table.max_step_tokens)
+    queue_s = queue_steps * table.step_base_s + _tokens_s(table, table.queue_tokens, 0.0)
+    compute_s = (steps - queue_steps) * table.step_base_s + _tokens_s(table, uncached, cached)
     evicts = table.free_tokens < uncached + request.max_tokens
     price = BASE_PRICE + evicts * EVICTION_PRICE / (1.0 + table.victim_age_s / EVICTION_AGE_S)
-    decode_s = np.ceil(uncached / table.max_step_tokens) * table.decoding * table.per_token_s
-    room_s = _room_s(table, cached, uncached + min(request.max_tokens, ANSWER_TOKENS))
+    decode_s = steps * table.decoding * table.per_token_s
+    room_s = _room_s(table, cached, uncached)
     cost_s = queue_s + room_s + price * compute_s + decode_s
     return CostTable(
         table.worker_ids,
@@ -102,18 +102,15 @@ def compare(request: RouteRequest, candidates: Sequence[Candidate], least_blocks
     )
 
 
-def _prefill_s(table: CandidateTable, tokens: Column, context: Column | float) -> Column:
-    """Speed.prefill_s for every worker."""
-    steps = np.ceil(tokens / table.max_step_tokens)
-    pairs = tokens * (context + tokens / 2)
-    return steps * table.step_base_s + tokens * table.per_token_s + pairs * table.per_attention_s
+def _tokens_s(table: CandidateTable, tokens: Column, context: Column | float) -> Column:
+    """Seconds for prompt tokens after `context` others, without what each step costs by itself."""
+    return tokens * (table.per_token_s + (context + tokens / 2) * table.per_attention_s)
 
 
-def _room_s(table: CandidateTable, cached: Column, grows: Column) -> Column:
+def _room_s(table: CandidateTable, cached: Column, uncached: Column) -> Column:
     """Seconds until enough running sequences have ended; what is cached may be what they use."""
     in_use = np.maximum(table.live_tokens, cached)
-    growing = table.queue_tokens + ANSWER_TOKENS * table.decoding + grows
-    missing = np.maximum(0.0, in_use + growing - table.capacity_tokens)
+    missing = np.maximum(0.0, in_use + table.queue_tokens + uncached - table.capacity_tokens)
     running = np.maximum(1.0, table.decoding)
     ends = np.ceil(missing * running / np.maximum(1.0, table.live_tokens))
-    return SEQUENCE_LIFE_S * ends / running
+    return SEQUENCE_LIFE_S * np.minimum(ends, running) / running
