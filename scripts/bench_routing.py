@@ -59,8 +59,8 @@ class Plan:
         """Every cell of our own table."""
         if self.quick:
             return [IndexWork(QUICK_BLOCKS, workers, 32) for workers in (8, 512)]
-        sizes = (*INDEX_BLOCKS, *([LARGE_INDEX_BLOCKS] if self.large else []))
-        return [IndexWork(b, w, p) for b in sizes for w in WORKERS for p in PROMPT_BLOCKS]
+        cells = [IndexWork(b, w, p) for b in INDEX_BLOCKS for w in WORKERS for p in PROMPT_BLOCKS]
+        return [*cells, *(IndexWork(LARGE_INDEX_BLOCKS, w, 512) for w in WORKERS if self.large)]
 
 
 class Peer:
