@@ -98,6 +98,12 @@ class KvIndexChoice:
         )
         self._used = self._remote
         self._reader.stop()
+        # Millions of entries: a slice at a time, so that nobody's tokens wait for it.
+        left = True
+        while left:
+            left = self._mirror.sweep()
+            await asyncio.sleep(0)
+        self._mirror.clear()
 
     async def _blocks(self) -> int:
         try:

@@ -168,7 +168,7 @@ class KvIndexMirror:
         self._hide(worker_id)
 
     def clear(self) -> None:
-        """Forget everybody, and give the memory back."""
+        """Forget everybody, and give back what the emptied table still takes."""
         self._table, self._slots, self._names, self._retired = {}, {}, {}, deque()
         self._visible, self._free_numbers, self._next_number = 0, [], 0
 

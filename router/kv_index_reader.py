@@ -141,7 +141,6 @@ class KvIndexReader:
         self._stopped = True
         for worker_id in list(self._cursors):
             self._unfollow(worker_id)
-        self._mirror.clear()
 
     async def advance(self) -> None:
         """Snapshot who needs it, then apply what the streams have; waits BLOCK_S for news at most."""
