@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from kvhive.scripts.sim_costs import CostModel
 from kvhive.scripts.trace_arrivals import Schedule
-from kvhive.scripts.trace_reader import Trace, TraceRequest
+from kvhive.scripts.trace_format import Trace, TraceRequest
 
 NEVER = 1 << 60
 

@@ -15,7 +15,7 @@ from kvhive.scripts.sim_peers import PeerFacts
 from kvhive.scripts.sim_router import DecisionTime, SimulatedRouter
 from kvhive.scripts.sim_worker import SimulatedWorker, keys_of, sequence
 from kvhive.scripts.trace_arrivals import Schedule
-from kvhive.scripts.trace_reader import Trace
+from kvhive.scripts.trace_format import Trace
 from kvhive.worker.sequence import Sequence as EngineSequence
 from kvhive.worker.step_plan import Progress
 

@@ -26,7 +26,8 @@ from kvhive.scripts.sim_peers import PeerFacts, make_peer, peer_names
 from kvhive.scripts.sim_report import Goal, PolicyReport, report, table
 from kvhive.scripts.sim_run import BlockIds, Fleet, Simulation
 from kvhive.scripts.trace_arrivals import Pace, Schedule, plan_arrivals
-from kvhive.scripts.trace_reader import Trace, read_trace
+from kvhive.scripts.trace_format import Trace
+from kvhive.scripts.trace_reader import read_trace
 
 MOST_BLOCKS = 50_000_000
 """Of all pools together: about 1 KB each."""

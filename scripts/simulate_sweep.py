@@ -25,7 +25,8 @@ from kvhive.scripts.progress import show_progress
 from kvhive.scripts.sim_options import SimulateOptions
 from kvhive.scripts.sim_report import Goal
 from kvhive.scripts.simulate import Study, lay_out, parse_policies, run_policy
-from kvhive.scripts.trace_reader import Trace, read_trace
+from kvhive.scripts.trace_format import Trace
+from kvhive.scripts.trace_reader import read_trace
 
 OURS = "kv_aware"
 SHARES = (0.25, 0.5, 1.0)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvhive.proto.errors import ConfigError
-from kvhive.scripts.trace_reader import Trace
+from kvhive.scripts.trace_format import Trace
 
 CLOSED_NATIVE_LOAD = 0.3
 """A closed trace tells starts in gaps between sessions, not in seconds: this load is its native rate."""

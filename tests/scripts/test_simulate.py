@@ -17,7 +17,8 @@ from kvhive.scripts.sim_limits import belady_hit_rate, infinite_hit_rate
 from kvhive.scripts.sim_options import SimulateOptions
 from kvhive.scripts.sim_report import Goal, PolicyReport
 from kvhive.scripts.simulate import lay_out, parse_policies, run_policy
-from kvhive.scripts.trace_reader import TraceRequest, read_trace
+from kvhive.scripts.trace_format import TraceRequest
+from kvhive.scripts.trace_reader import read_trace
 
 POLICIES = parse_policies("all")
 

@@ -10,7 +10,8 @@ from trace_files import opened, turn, write_trace
 
 from kvhive.proto.errors import ConfigError
 from kvhive.scripts.trace_arrivals import CLOSED_NATIVE_LOAD, Pace, plan_arrivals
-from kvhive.scripts.trace_reader import Trace, TraceRequest, read_trace
+from kvhive.scripts.trace_format import Trace, TraceRequest
+from kvhive.scripts.trace_reader import read_trace
 
 
 def test_a_trace_of_our_own_format_is_read_as_it_stands(tmp_path: Path) -> None:
@@ -65,6 +66,33 @@ def test_lmcache_sessions_are_turns_one_after_the_other(tmp_path: Path) -> None:
         (1, 0, 48, 1),
         (0, 1, 49, 1),
     ]
+
+
+def test_weka_sessions_share_their_tools_and_nothing_else(tmp_path: Path) -> None:
+    """Ids are each session's own; sub-agents are left out; breaks are cut to a minute."""
+
+    def asked(at: float, prompt: int, hashes: list[int], **more: float) -> dict[str, Any]:
+        return {"t": at, "in": prompt, "out": 5, "hash_ids": hashes, **more}
+
+    first = [
+        asked(0, 130, [1, 2], api_time=4),
+        {"type": "subagent", "requests": []},
+        asked(6, 192, [1, 2, 3]),
+    ]
+    second = [asked(0, 192, [1, 2, 3]), asked(900, 200, [1, 2, 3], think_time=800)]
+    rows = [{"block_size": 64, "tool_tokens": 64, "requests": requests} for requests in (first, second)]
+    path = tmp_path / "weka.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    trace = read_trace(path)
+    assert (trace.block_size, trace.closed) == (64, True)
+    assert [request.runs for request in trace.requests] == [(0, 3), (0, 2, 3, 1), (0, 1, 4, 2), (0, 1, 4, 3)]
+    assert [(r.session, r.turn, r.think_s) for r in trace.requests] == [
+        (0, 0, 0),
+        (0, 1, 2),
+        (1, 0, 0),
+        (1, 1, 60),
+    ]
+    assert len(read_trace(path, limit=3).requests) == 3
 
 
 @pytest.mark.parametrize(
