@@ -1,9 +1,9 @@
 """The default: the worker where the request costs least, and of equals the home.
 
-Costs (routing_cost.py) that are almost equal are a tie. Of those the longest match wins, which also lets a
-second copy of a prefix that is no longer busy fall idle and be evicted. Where nothing worth it is held, ties
-go home by rendezvous hashing of the request's home key, so that equal cold prompts meet on one worker, on
-every router alike, and unrelated ones spread.
+Costs (routing_cost.py) that are almost equal are a tie. Of those the longest match wins, and of equally long
+ones the cheapest, which also lets a second copy of a prefix that is no longer busy fall idle and be evicted.
+Where nothing worth it is held, ties go home by rendezvous hashing of the request's home key, so that equal
+cold prompts meet on one worker, on every router alike, and unrelated ones spread.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class KvAwarePolicy:
         elif longest <= minor:
             row, reason = _cold(request, table, tied, scores)
         else:
-            row = _home(tied[held[tied] == longest_tied], scores)
+            holders = tied[held[tied] == longest_tied]
+            cheap = costs.cost_s[holders] <= costs.cost_s[holders].min() + TIE_S
+            row = _home(holders[cheap], scores)
             reason = RouteReason.PREFIX if longest_tied >= longest - minor else RouteReason.REPLICA
         return Decision(table.worker_ids[row], reason, costs)
 
