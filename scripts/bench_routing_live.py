@@ -74,6 +74,7 @@ async def _measure(url: str, workers: int, share: int) -> LiveFigures:
         await _until(lambda: _joined(registry, workers))
         numbers = itertools.count()
         async with _running([reader]):
+            await _until(lambda: _is(mirror.staleness_s() < LEASE_S))  # what a snapshot brings is not told
             late = await _staleness(publishers, reader, numbers, STEADY_BATCHES // share)
         rate = await _catch_up(publishers, (reader, mirror), numbers, BEHIND_BATCHES // share)
         lookups = await _lookups(remote, publishers)
