@@ -142,6 +142,8 @@ def cut(packed: bytes, piece: str, size: int) -> Iterator[bytes]:
     keeps every format that it has met.
     """
     whole = len(packed) // size
+    if whole <= _CUT_AT_ONCE:
+        return iter(struct.unpack_from(piece * whole, packed))
     left = whole % _CUT_AT_ONCE
     most = struct.iter_unpack(piece * _CUT_AT_ONCE, memoryview(packed)[: (whole - left) * size])
     rest = struct.unpack_from(piece * left, packed, (whole - left) * size)

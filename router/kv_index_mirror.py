@@ -146,7 +146,8 @@ class KvIndexMirror:
             slot = self._new_slot(worker_id)
             self._show(slot)
         self._store(slot, batch.stored)
-        self._clear(slot, batch.removed_keys())
+        if batch.removed:
+            self._clear(slot, batch.removed_keys())
 
     def replace(self, worker_id: str, keys: Iterable[BlockKey]) -> None:
         """Let a worker hold exactly these blocks, at once."""
@@ -209,7 +210,7 @@ class KvIndexMirror:
 
     def _store(self, slot: _Slot, keys: Iterable[BlockKey]) -> None:
         own, table, bit = slot.keys, self._table, slot.bit
-        keys = self._within(slot, list(keys))
+        keys = self._within(slot, keys if isinstance(keys, tuple) else tuple(keys))
         own.update(keys)
         lookup = table.get
         for key in keys:
@@ -217,14 +218,14 @@ class KvIndexMirror:
             # A new key shares the slot's own number rather than keep one of its own: 32 bytes less a block.
             table[key] = bit if holders is None else holders | bit
 
-    def _within(self, slot: _Slot, keys: list[BlockKey]) -> list[BlockKey]:
+    def _within(self, slot: _Slot, keys: tuple[BlockKey, ...]) -> tuple[BlockKey, ...]:
         """What of these a worker may still have; the rest is counted."""
         room = slot.most_keys - len(slot.keys)
         if len(keys) <= room:
             return keys
         new = dict.fromkeys(key for key in keys if key not in slot.keys)
         self.refused_keys += max(0, len(new) - room)
-        return list(itertools.islice(new, max(0, room)))
+        return tuple(itertools.islice(new, max(0, room)))
 
     def _clear(self, slot: _Slot, keys: Iterable[BlockKey]) -> None:
         gone = [key for key in keys if key in slot.keys]
