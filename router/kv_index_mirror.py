@@ -212,6 +212,9 @@ class KvIndexMirror:
         own, table, bit = slot.keys, self._table, slot.bit
         keys = self._within(slot, keys if isinstance(keys, tuple) else tuple(keys))
         own.update(keys)
+        if table.keys().isdisjoint(keys):  # as most are: what one worker just computed
+            table.update(dict.fromkeys(keys, bit))
+            return
         lookup = table.get
         for key in keys:
             holders = lookup(key)
