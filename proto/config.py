@@ -107,7 +107,7 @@ class RouterConfig:
     failure_cooldown_s: float = 5.0
     """How long a worker that failed a request is skipped."""
     index: str = "auto"
-    """Where prefixes are looked up: `mirror` (in the router), `redis`, `auto`: the mirror while it is small."""
+    """Where prefixes are looked up: `mirror` (in the router), `redis`, or `auto`: mirror while small."""
     index_mirror_blocks: int = 10_000_000
     """With `router.index: auto`: blocks of all workers (about 200 bytes each) beyond which Redis is asked."""
     index_stale_after_s: float = 30.0

@@ -71,12 +71,12 @@ async def routing(redis: Redis) -> AsyncIterator[Router]:
 
 @contextlib.asynccontextmanager
 async def worker(
-    redis: Redis, worker_id: str = "w1", load: LoadReport = LoadReport()
+    redis: Redis, worker_id: str = "w1", load: LoadReport | None = None
 ) -> AsyncIterator[KvEventPublisher]:
     record = WorkerRecord(
         worker_id, "127.0.0.1:1", 0, "demo", IDENTITY, 16, 2048, 49152, WorkerState.SERVING, "cpu", 1
     )
-    publisher = KvEventPublisher(redis, KEYS, record, LEASE_S, 0.1, lambda: load)
+    publisher = KvEventPublisher(redis, KEYS, record, LEASE_S, 0.1, lambda: load or LoadReport())
     async with running(publisher):
         yield publisher
 
