@@ -35,8 +35,7 @@ class ClusterView:
             model=self.model,
             version=self.version,
             workers=[
-                _worker(view, self.index, view.record.worker_id in routable)
-                for view in self.registry.views()
+                _worker(view, self.index, view.record.worker_id in routable) for view in self.registry.views()
             ],
             index=pb.IndexInfo(
                 staleness_s=staleness_s,
