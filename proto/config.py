@@ -104,10 +104,16 @@ class RouterConfig:
     """Largest request body or gRPC message."""
     queue_timeout_s: float = 300.0
     """Longest a request may wait at a worker before its first token; 0 means no limit."""
+    policy: str = "kv_aware"
+    """`kv_aware`, `round_robin`, `least_loaded`, `power_of_two`, `consistent_hash`, or one of your own."""
     max_failovers: int = 2
     """Most times one stream moves to another worker because its own was lost."""
     failure_cooldown_s: float = 5.0
     """How long a worker that failed a request is skipped."""
+    index: str = "auto"
+    """Where prefixes are looked up: `mirror` (in the router), `redis`, or `auto`: mirror while small."""
+    index_mirror_blocks: int = 10_000_000
+    """With `router.index: auto`: blocks of all workers (about 200 bytes each) beyond which Redis is asked."""
     index_stale_after_s: float = 30.0
     """Beyond this age the mirror of the index is ignored and requests go by load and rendezvous hashing."""
     predicted_ttl_s: float = 30.0
@@ -121,7 +127,7 @@ class RedisConfig:
     """Where the index lives."""
 
     url: str = field(default="", repr=False)  # it may hold a password
-    """A redis-py URL; empty starts an embedded server that stops with the cluster."""
+    """See proto/redis_url.py for its forms; empty starts an embedded server that stops with the cluster."""
     lease_s: float = 5.0
     """A worker that is silent for this long leaves the index."""
     heartbeat_s: float = 0.5
@@ -146,6 +152,7 @@ class ClusterConfig:
 
 
 _CHOICES = {
+    "router.index": ("auto", "mirror", "redis"),
     "model.dtype": ("auto", "float32", "bfloat16", "float16"),
     "workers.device": ("auto", "cpu", "cuda"),
     "workers.kv_dtype": ("auto", "fp8"),
@@ -173,6 +180,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "router.queue_timeout_s": (0, 86_400),
     "router.max_failovers": (0, 100),
     "router.failure_cooldown_s": (0, 3600),
+    "router.index_mirror_blocks": (0, 1_000_000_000),
     "router.index_stale_after_s": (0.1, 86_400),
     "router.predicted_ttl_s": (0, 3600),
     "router.template_timeout_s": (0.01, 60),

@@ -1,14 +1,15 @@
 """The index in Redis, on one page. Each worker writes only its own keys; readers never scan the keyspace.
 
-    kvhive:{cluster}:workers               ZSET    worker id -> lease deadline, ms of Redis' own clock
-    kvhive:{cluster}:worker:<id>           HASH    the fields of WorkerRecord; expires with the lease
-    kvhive:{cluster}:blocks:<id>:<epoch>   SET     16-byte keys of the blocks this worker holds now
-    kvhive:{cluster}:events:<id>:<epoch>   STREAM  EventBatch per entry, ids `<epoch>-<seq>`, seq from 1
+    kvhive:<cluster>:workers                 ZSET    worker id -> lease deadline, ms of Redis' own clock
+    kvhive:<cluster>:worker:{<id>}           HASH    the fields of WorkerRecord; expires with the lease
+    kvhive:<cluster>:blocks:{<id>}:<epoch>   SET     16-byte keys of the blocks this worker holds now
+    kvhive:<cluster>:events:{<id>}:<epoch>   STREAM  EventBatch per entry, ids `<epoch>-<seq>`, seq from 1
 
 The braces are literal: they are a Redis Cluster hash tag, so that one script may touch all keys of a
-cluster. Deadlines are on Redis' clock, so workers' and routers' clocks need not agree. An epoch is Redis'
-time in ms at registration (or the last epoch + 1 if that is larger): it grows without being stored, and
-explicit stream ids make Redis itself refuse a zombie's late write.
+worker while the workers spread over the nodes of a Redis Cluster. No script touches `workers` together
+with anything else. Deadlines are on Redis' clock, so workers' and routers' clocks need not agree. An epoch
+is Redis' time in ms at registration (or the last epoch + 1 if that is larger): it grows without being
+stored, and explicit stream ids make Redis itself refuse a zombie's late write.
 
 Stream entry fields: `stored` (packed keys) and `removed:<cause>` (packed keys), each absent when empty.
 The blocks SET and the STREAM change in one transaction. Nothing here has no expiry: with its lease a worker
@@ -49,7 +50,7 @@ class IndexKeys:
 
     @property
     def _prefix(self) -> str:
-        return f"kvhive:{{{self.cluster}}}:"
+        return f"kvhive:{self.cluster}:"
 
     @property
     def workers(self) -> str:
@@ -58,15 +59,15 @@ class IndexKeys:
 
     def worker(self, worker_id: str) -> str:
         """The HASH of one worker's record."""
-        return f"{self._prefix}worker:{worker_id}"
+        return f"{self._prefix}worker:{{{worker_id}}}"
 
     def blocks(self, worker_id: str, epoch: int) -> str:
         """The SET of one worker's block keys."""
-        return f"{self._prefix}blocks:{worker_id}:{epoch}"
+        return f"{self._prefix}blocks:{{{worker_id}}}:{epoch}"
 
     def events(self, worker_id: str, epoch: int) -> str:
         """The STREAM of one worker's event batches."""
-        return f"{self._prefix}events:{worker_id}:{epoch}"
+        return f"{self._prefix}events:{{{worker_id}}}:{epoch}"
 
 
 @dataclass(frozen=True, slots=True)

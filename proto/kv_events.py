@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import cast
 
-from kvhive.proto.block_hash import BLOCK_KEY_BYTES, BlockKey
+from kvhive.proto.block_hash import BLOCK_KEY_BYTES, BlockKey, cut
 
 
 class RemovalCause(StrEnum):
@@ -53,4 +54,4 @@ def unpack_keys(packed: bytes) -> tuple[BlockKey, ...]:
     """Split concatenated keys. Raises ValueError when the length is not a multiple of 16."""
     if len(packed) % BLOCK_KEY_BYTES:
         raise ValueError(f"packed keys: {len(packed)} bytes is not a multiple of {BLOCK_KEY_BYTES}")
-    return tuple(BlockKey(packed[i : i + BLOCK_KEY_BYTES]) for i in range(0, len(packed), BLOCK_KEY_BYTES))
+    return cast(tuple[BlockKey, ...], tuple(cut(packed, f"{BLOCK_KEY_BYTES}s", BLOCK_KEY_BYTES)))

@@ -22,16 +22,18 @@ from kvhive.router.dispatcher import Dispatcher, DispatchLimits
 from kvhive.router.doors import Doors, RouterEndpoints
 from kvhive.router.frontend import ModelInfo
 from kvhive.router.grpc_service import InferenceService
+from kvhive.router.kv_index_choice import IndexKind, KvIndexChoice
 from kvhive.router.kv_index_mirror import KvIndexMirror
 from kvhive.router.kv_index_reader import KvIndexReader
+from kvhive.router.kv_index_redis import KvIndexRedis
 from kvhive.router.load_tracker import LoadTracker
 from kvhive.router.metrics import MeteredFrontend, RequestMetrics
 from kvhive.router.openai_api import create_app
 from kvhive.router.placement import Placer, RoutingState
+from kvhive.router.policies import make_policy
 from kvhive.router.predicted_blocks import PredictedBlocks
 from kvhive.router.prompt import PromptPreparer
 from kvhive.router.redis_connection import open_redis
-from kvhive.router.routing_policy import KvAwarePolicy
 from kvhive.router.supervision import Supervisor
 from kvhive.router.tokenizer import TextTokenizer
 from kvhive.router.worker_client import GrpcWorkerClient
@@ -103,19 +105,22 @@ async def _routing_state(
     registry = WorkerRegistry(
         client, keys, spec, lease_s=config.redis.lease_s, cooldown_s=config.router.failure_cooldown_s
     )
-    mirror = KvIndexMirror()
+    mirror, remote = KvIndexMirror(), KvIndexRedis(client, keys, registry)
     reader = KvIndexReader(client, keys, registry, mirror)
+    kind = IndexKind(config.router.index)
+    index = KvIndexChoice(kind, config.router.index_mirror_blocks, mirror, reader, remote)
     predicted, loads = PredictedBlocks(config.router.predicted_ttl_s), LoadTracker()
-    reader.on_stored.append(predicted.forget)
+    for source in (reader, remote):
+        source.on_stored.append(predicted.forget)
     registry.on_join.append(lambda record: predicted.drop(record.worker_id))  # an epoch begins empty
     registry.on_leave.extend([predicted.drop, loads.drop])
     view = ClusterView(
-        config.cluster, options.model_name, options.version, registry, mirror, reader, time.monotonic
+        config.cluster, options.model_name, options.version, registry, index, reader, time.monotonic
     )
     supervisor.start(registry.run())
-    supervisor.start(reader.run())
+    supervisor.start(index.run())
     async with client:
-        yield RoutingState(registry, mirror, predicted, loads), view
+        yield RoutingState(registry, index, predicted, loads), view
 
 
 def _dispatcher(
@@ -128,7 +133,8 @@ def _dispatcher(
     config = options.config
     root = root_hash(options.model_identity, config.cache_salt.encode())
     block_size = config.workers.block_size
-    placer = Placer(state, KvAwarePolicy(), block_size, config.router.index_stale_after_s, time.monotonic)
+    policy, stale_after_s = make_policy(config.router.policy), config.router.index_stale_after_s
+    placer = Placer(state, policy, block_size, stale_after_s, time.monotonic)
     model = ModelInfo(
         name=options.model_name,
         max_context=options.max_context,

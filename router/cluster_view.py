@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvhive.proto.v1 import inference_pb2 as pb
-from kvhive.router.kv_index_mirror import KvIndexMirror
+from kvhive.router.kv_index import KvIndex
 from kvhive.router.kv_index_reader import KvIndexReader
 from kvhive.router.worker_registry import WorkerRegistry, WorkerView
 
@@ -22,32 +22,31 @@ class ClusterView:
     model: str
     version: str
     registry: WorkerRegistry
-    mirror: KvIndexMirror
+    index: KvIndex
     reader: KvIndexReader
     clock: Callable[[], float]
 
     def describe(self) -> pb.GetClusterResponse:
         """Return everything that is known now."""
         routable = {view.record.worker_id for view in self.registry.routable(self.clock())}
-        staleness_s = self.mirror.staleness_s()
+        staleness_s = self.index.staleness_s()
         return pb.GetClusterResponse(
             cluster=self.cluster,
             model=self.model,
             version=self.version,
             workers=[
-                _worker(view, self.mirror, view.record.worker_id in routable)
-                for view in self.registry.views()
+                _worker(view, self.index, view.record.worker_id in routable) for view in self.registry.views()
             ],
             index=pb.IndexInfo(
                 staleness_s=staleness_s,
-                blocks=self.mirror.total_blocks(),
+                blocks=self.index.total_blocks(),
                 resyncs=self.reader.counters.resyncs,
                 connected=staleness_s < CONNECTED_WITHIN_S,
             ),
         )
 
 
-def _worker(view: WorkerView, mirror: KvIndexMirror, routable: bool) -> pb.WorkerInfo:
+def _worker(view: WorkerView, index: KvIndex, routable: bool) -> pb.WorkerInfo:
     record, load = view.record, view.record.load
     return pb.WorkerInfo(
         id=record.worker_id,
@@ -65,7 +64,7 @@ def _worker(view: WorkerView, mirror: KvIndexMirror, routable: bool) -> pb.Worke
         prefix_query_tokens=load.prefix_queries,
         prefix_hit_tokens=load.prefix_hits,
         preemptions=load.preemptions,
-        indexed_blocks=mirror.block_count(record.worker_id),
+        indexed_blocks=index.block_count(record.worker_id),
         routable=routable,
         drafted_tokens=load.drafted_tokens,
         accepted_tokens=load.accepted_tokens,

@@ -114,6 +114,7 @@ class Dispatcher:
         self._check_model(request.model)
         prompt = await self._preparer.prepare(request)
         check_prompt_length("prompt", len(prompt.token_ids), model.max_context)
+        await self._state.index.prepare(prompt.keys)
         sampling = request.sampling
         max_tokens = resolve_max_tokens(len(prompt.token_ids), sampling, model.max_context)
         if sampling.max_tokens is None:  # the caller named no number: what every pool can hold is meant
@@ -201,11 +202,14 @@ class Dispatcher:
     ) -> AsyncGenerator[GenerationEvent, None]:
         """Stream from one worker to the end. Raises WorkerLost with what arrived kept in the generation."""
         requests = worker_requests(generation, placement.worker_id, self._limits.queue_timeout_s)
+        begun = False
         streams = [self._workers.generate(placement.address, request) for request in requests]
         async with aclosing(merged(streams)) as messages:
             async for index, message in messages:
-                if message.updates:
+                if message.updates and not begun:
+                    begun = True
                     self._state.loads.first_token(generation.wire_id, self._clock())
+                    self._state.registry.report_success(placement.worker_id, placement.epoch)
                 for event in generation.take(message, placement):
                     yield event
                 if not generation.unfinished:

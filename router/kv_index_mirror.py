@@ -8,6 +8,7 @@ search meets a half-loaded worker, and no update holds the event loop for long.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 import time
 from collections import deque
@@ -17,16 +18,18 @@ from kvhive.proto.block_hash import BlockKey
 from kvhive.proto.kv_events import EventBatch
 
 MAX_KEYS_PER_WORKER = 4_194_304
-"""64 million tokens at 16 a block: far above any pool, so that a damaged index cannot fill our memory."""
+"""64 million tokens at 16 a block: far above any pool, so that a damaged index cannot fill our memory. A
+worker that reports its pool's size is held to that."""
 
 SWEEP_KEYS = 4096
 
 
 class _Slot:
-    __slots__ = ("bit", "keys", "worker_id")
+    __slots__ = ("bit", "keys", "most_keys", "worker_id")
 
-    def __init__(self, number: int, worker_id: str) -> None:
+    def __init__(self, number: int, worker_id: str, most_keys: int) -> None:
         self.bit = 1 << number
+        self.most_keys = most_keys
         self.worker_id = worker_id
         self.keys: set[BlockKey] = set()
 
@@ -67,9 +70,13 @@ class KvIndexMirror:
         """Bit -> worker id, visible slots only."""
         self._visible = 0
         self._retired: deque[_Slot] = deque()
+        self._bounds: dict[str, int] = {}
         self._free_numbers: list[int] = []
         self._next_number = 0
         self._fresh_at = -math.inf
+
+    async def prepare(self, keys: Sequence[BlockKey]) -> None:
+        """Nothing: everything is here."""
 
     def match(self, keys: Sequence[BlockKey]) -> Mapping[str, int]:
         """Return, for each worker that holds the first block, how many leading blocks it holds.
@@ -139,7 +146,8 @@ class KvIndexMirror:
             slot = self._new_slot(worker_id)
             self._show(slot)
         self._store(slot, batch.stored)
-        self._clear(slot, batch.removed_keys())
+        if batch.removed:
+            self._clear(slot, batch.removed_keys())
 
     def replace(self, worker_id: str, keys: Iterable[BlockKey]) -> None:
         """Let a worker hold exactly these blocks, at once."""
@@ -151,11 +159,19 @@ class KvIndexMirror:
         """Begin a snapshot of a worker, to be committed or abandoned."""
         return SnapshotLoad(self, self._new_slot(worker_id))
 
+    def bound(self, worker_id: str, most_keys: int) -> None:
+        """Believe a worker no more keys than its pool can have, from its next snapshot on."""
+        self._bounds[worker_id] = most_keys
+
     def drop(self, worker_id: str) -> None:
         """Forget a worker at once; its memory comes back with `sweep`."""
-        slot = self._slots.pop(worker_id, None)
-        if slot is not None:
-            self._retire(slot)
+        self._bounds.pop(worker_id, None)
+        self._hide(worker_id)
+
+    def clear(self) -> None:
+        """Forget everybody, and give back what the emptied table still takes."""
+        self._table, self._slots, self._names, self._retired = {}, {}, {}, deque()
+        self._visible, self._free_numbers, self._next_number = 0, [], 0
 
     def sweep(self, limit: int = SWEEP_KEYS) -> bool:
         """Clear up to `limit` keys of slots given up; return whether some are left."""
@@ -170,16 +186,22 @@ class KvIndexMirror:
         return bool(self._retired)
 
     def _new_slot(self, worker_id: str) -> _Slot:
+        most = min(self._max_keys, self._bounds.get(worker_id, self._max_keys))
         if self._free_numbers:
-            return _Slot(heapq.heappop(self._free_numbers), worker_id)
+            return _Slot(heapq.heappop(self._free_numbers), worker_id, most)
         self._next_number += 1
-        return _Slot(self._next_number - 1, worker_id)
+        return _Slot(self._next_number - 1, worker_id, most)
 
     def _show(self, slot: _Slot) -> None:
-        self.drop(slot.worker_id)
+        self._hide(slot.worker_id)
         self._slots[slot.worker_id] = slot
         self._names[slot.bit] = slot.worker_id
         self._visible |= slot.bit
+
+    def _hide(self, worker_id: str) -> None:
+        slot = self._slots.pop(worker_id, None)
+        if slot is not None:
+            self._retire(slot)
 
     def _retire(self, slot: _Slot) -> None:
         self._visible &= ~slot.bit
@@ -188,12 +210,25 @@ class KvIndexMirror:
 
     def _store(self, slot: _Slot, keys: Iterable[BlockKey]) -> None:
         own, table, bit = slot.keys, self._table, slot.bit
+        keys = self._within(slot, keys if isinstance(keys, tuple) else tuple(keys))
+        own.update(keys)
+        if table.keys().isdisjoint(keys):  # as most are: what one worker just computed
+            table.update(dict.fromkeys(keys, bit))
+            return
+        lookup = table.get
         for key in keys:
-            if len(own) >= self._max_keys and key not in own:
-                self.refused_keys += 1
-                continue
-            own.add(key)
-            table[key] = table.get(key, 0) | bit
+            holders = lookup(key)
+            # A new key shares the slot's own number rather than keep one of its own: 32 bytes less a block.
+            table[key] = bit if holders is None else holders | bit
+
+    def _within(self, slot: _Slot, keys: tuple[BlockKey, ...]) -> tuple[BlockKey, ...]:
+        """What of these a worker may still have; the rest is counted."""
+        room = slot.most_keys - len(slot.keys)
+        if len(keys) <= room:
+            return keys
+        new = dict.fromkeys(key for key in keys if key not in slot.keys)
+        self.refused_keys += max(0, len(new) - room)
+        return tuple(itertools.islice(new, max(0, room)))
 
     def _clear(self, slot: _Slot, keys: Iterable[BlockKey]) -> None:
         gone = [key for key in keys if key in slot.keys]

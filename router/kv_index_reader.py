@@ -23,6 +23,7 @@ from kvhive.proto.index_schema import KEYS_PER_BATCH, IndexKeys, WorkerRecord, p
 from kvhive.proto.kv_events import EventBatch, RemovalCause, unpack_keys
 from kvhive.proto.retry import backoff_s, raise_if_cancelled
 from kvhive.router.kv_index_mirror import KvIndexMirror
+from kvhive.router.redis_connection import is_cluster, socket_timeout_of
 from kvhive.router.worker_registry import WorkerRegistry
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,12 @@ BATCHES_PER_READ = 16
 """Of one stream; a reader that is behind reads again at once."""
 BLOCK_S = 0.1
 """Longest wait for news; also how soon a new worker joins the read."""
+CLUSTER_POLL_S = 0.02
+"""Between two looks at the streams of a Redis Cluster, which lie on many servers: none can be waited for."""
+
+
+StreamEntry = tuple[bytes, dict[bytes, bytes]]
+"""Id and fields, as Redis has them."""
 
 
 @dataclass(slots=True)
@@ -57,12 +64,17 @@ class _Cursor:
     seq: int = 0
     distrusted: bool = False
     """A malformed entry was met and answered with a snapshot; further ones of this epoch are skipped."""
+    most_keys: int = 0
+    """Blocks of its pool and one batch more, whose removals come after what it stored; 0: unknown."""
     broken: bool = False
     """The keys are of another type; nothing to read until a new epoch."""
 
 
 def parse_batch(fields: Mapping[bytes, bytes]) -> EventBatch:
-    """Read a stream entry; unknown fields are ignored. Raises ValueError."""
+    """Read a stream entry; unknown fields are ignored. Raises ValueError, also for too large a batch."""
+    size = sum(len(packed) for packed in fields.values())
+    if size > KEYS_PER_BATCH * BLOCK_KEY_BYTES:
+        raise ValueError(f"a batch of {size} bytes, the limit is {KEYS_PER_BATCH * BLOCK_KEY_BYTES}")
     stored: tuple[BlockKey, ...] = ()
     removed: dict[RemovalCause, tuple[BlockKey, ...]] = {}
     for name, packed in fields.items():
@@ -96,7 +108,9 @@ class KvIndexReader:
         self._cursors: dict[str, _Cursor] = {}
         self._failures = 0
         # A wait must end before the client takes the silence for a dead server.
-        timeout_s = redis.connection_pool.connection_kwargs.get("socket_timeout")
+        timeout_s = socket_timeout_of(redis)
+        self._stopped = False
+        self._cluster = is_cluster(redis)
         self._block_s = min(BLOCK_S, timeout_s / 2) if timeout_s else BLOCK_S
         registry.on_join.append(self._follow)
         registry.on_leave.append(self._unfollow)
@@ -122,6 +136,12 @@ class KvIndexReader:
                     log.info("index readable again")
                 self._failures = 0
 
+    def stop(self) -> None:
+        """Let the mirror go and follow nobody from here on. `run` must have ended."""
+        self._stopped = True
+        for worker_id in list(self._cursors):
+            self._unfollow(worker_id)
+
     async def advance(self) -> None:
         """Snapshot who needs it, then apply what the streams have; waits BLOCK_S for news at most."""
         for worker_id, cursor in list(self._cursors.items()):
@@ -140,28 +160,46 @@ class KvIndexReader:
             await asyncio.sleep(self._block_s)
             return
         try:
-            reply: Any = await self._redis.xread(
-                {name: self._cursors[worker_id].last_id for name, worker_id in streams.items()},
-                count=BATCHES_PER_READ,
-                block=max(1, round(self._block_s * 1000)),
+            news = await self._read(
+                {name: self._cursors[worker_id].last_id for name, worker_id in streams.items()}
             )
         except ResponseError:
             await self._set_aside_broken()
             return
         caught_up = True
-        for name, entries in _entries_by_stream(reply):
+        for name, entries in news:
             worker_id = streams[name]
             caught_up = caught_up and len(entries) < BATCHES_PER_READ
             await self._apply(worker_id, self._cursors.get(worker_id), entries)
         if caught_up and all(cursor.synced for cursor in self._cursors.values()):
             self._mirror.touch(asked_at)
 
+    async def _read(self, positions: dict[str, str]) -> list[tuple[str, list[StreamEntry]]]:
+        """What stands in the streams after these ids, waiting a little when that is nothing."""
+        if not self._cluster:
+            known: Any = positions
+            block_ms = max(1, round(self._block_s * 1000))
+            return _entries_by_stream(await self._redis.xread(known, count=BATCHES_PER_READ, block=block_ms))
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for name, last_id in positions.items():
+                pipe.xread({name: last_id}, count=BATCHES_PER_READ)
+            replies = await pipe.execute()
+        news = [entries for reply in replies for entries in _entries_by_stream(reply)]
+        if not news:
+            await asyncio.sleep(min(self._block_s, CLUSTER_POLL_S))
+        return news
+
     def _follow(self, record: WorkerRecord) -> None:
+        if self._stopped:
+            return
         known = self._cursors.get(record.worker_id)
         if known is None or known.epoch != record.epoch:
             if known is not None and known.synced:
                 self.counters.resyncs += 1
-            self._cursors[record.worker_id] = _Cursor(record.epoch)
+            blocks = record.load.blocks_total
+            self._cursors[record.worker_id] = _Cursor(
+                record.epoch, most_keys=blocks + KEYS_PER_BATCH if blocks > 0 else 0
+            )
 
     def _unfollow(self, worker_id: str) -> None:
         self._cursors.pop(worker_id, None)
@@ -173,6 +211,8 @@ class KvIndexReader:
         log.warning("resync worker_id=%s epoch=%d: %s", worker_id, cursor.epoch, why)
 
     async def _snapshot(self, worker_id: str, cursor: _Cursor) -> None:
+        if cursor.most_keys:
+            self._mirror.bound(worker_id, cursor.most_keys)
         load = self._mirror.load(worker_id)
         complete = False
         try:
@@ -208,9 +248,7 @@ class KvIndexReader:
         top = newest[0][0].decode()
         return top, parse_stream_id(top)[1]
 
-    async def _apply(
-        self, worker_id: str, cursor: _Cursor | None, entries: Sequence[tuple[bytes, dict[bytes, bytes]]]
-    ) -> None:
+    async def _apply(self, worker_id: str, cursor: _Cursor | None, entries: Sequence[StreamEntry]) -> None:
         for entry_id, fields in entries:
             if cursor is None or self._cursors.get(worker_id) is not cursor:
                 return  # it left, or began a new epoch, while we gave way to others
@@ -267,7 +305,7 @@ class KvIndexReader:
         log.error("unreadable until a new epoch worker_id=%s epoch=%d: %s", worker_id, cursor.epoch, error)
 
 
-def _entries_by_stream(reply: Any) -> list[tuple[str, list[tuple[bytes, dict[bytes, bytes]]]]]:
+def _entries_by_stream(reply: Any) -> list[tuple[str, list[StreamEntry]]]:
     """Bring the two shapes of an XREAD reply (RESP2: pairs, RESP3: a mapping of nested lists) into one."""
     if not reply:
         return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -19,6 +20,11 @@ async def merged(
 
     The first error ends everything. Closing this closes all streams.
     """
+    if len(streams) == 1:  # nothing to merge: no task between an item and its reader, and nothing read ahead
+        async with aclosing(streams[0]) as only:
+            async for each in only:
+                yield 0, each
+        return
     tasks: dict[asyncio.Task[T | None], int] = {}
     begun = 0
     try:

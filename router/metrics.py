@@ -19,6 +19,7 @@ from kvhive.router.frontend import (
     Usage,
 )
 from kvhive.router.request import GenerateRequest, Prompt
+from kvhive.router.routing_policy import RouteReason
 
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
@@ -57,6 +58,8 @@ class RequestMetrics:
         self.tokens.labels("completion").inc(usage.completion_tokens)
         self.tokens.labels("drafted").inc(usage.drafted_tokens)
         self.tokens.labels("accepted").inc(usage.accepted_tokens)
+        if usage.route_reason == RouteReason.REPLICA:
+            self.tokens.labels("replicated").inc(max(0, usage.reachable_tokens - usage.cached_tokens))
         self.ttft.labels("hit" if usage.cached_tokens else "miss").observe(ttft_s)
 
 

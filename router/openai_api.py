@@ -18,7 +18,7 @@ from kvhive.proto.errors import InvalidRequest, KvhiveError
 from kvhive.router.frontend import ModelInfo, TokenizingFrontend
 from kvhive.router.http_body import OFF_LOOP_BYTES, parse_object, read_body
 from kvhive.router.openai_exchange import CompletionExchange
-from kvhive.router.openai_fields import CompletionRequest
+from kvhive.router.openai_fields import CACHE_KEY_HEADER, CompletionRequest, with_cache_key
 from kvhive.router.openai_request import parse_chat_completion
 from kvhive.router.openai_response import (
     AnswerShape,
@@ -91,6 +91,7 @@ class _Door:
             check_request_id("x-request-id", request_id)
             body = await read_body(request, self._max_body_bytes)
             asked = await _off_loop_if_large(body, lambda: parse(parse_object(body), request_id))
+            asked = with_cache_key(asked, request.headers.get(CACHE_KEY_HEADER, ""))
         except InvalidRequest as error:
             return error_response(error, request_id if error.field != "x-request-id" else "")
         except KvhiveError as error:

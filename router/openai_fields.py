@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvhive.proto.errors import InvalidRequest
@@ -17,6 +17,9 @@ from kvhive.router.field_checks import spell_text
 from kvhive.router.http_body import json_type
 from kvhive.router.request import GenerateRequest, Prompt
 from kvhive.router.sampling_params import SamplingParams
+
+CACHE_KEY_HEADER = "x-kvhive-cache-key"
+"""For clients whose SDK has no prompt_cache_key; in the body it goes first."""
 
 DEFAULT_TEMPERATURE = 1.0
 """OpenAI's default, so that its clients find what they know; over gRPC the default is 0."""
@@ -103,6 +106,24 @@ def generate_request(
         request_id=request_id,
         n=typed(given, "n", int, 1),
         priority=typed(given, "priority", int, 0),
+    )
+
+
+def with_cache_key(asked: CompletionRequest, header: str) -> CompletionRequest:
+    """Return it with the cache_key of a header, where there is one and the body names none.
+
+    Raises InvalidRequest where its bytes, which a server hands on as Latin-1, are not UTF-8.
+    """
+    if not header or asked.request.cache_key:
+        return asked
+    try:
+        key = header.encode("latin-1").decode()
+    except UnicodeError:
+        raise InvalidRequest(CACHE_KEY_HEADER, f"must be UTF-8, is {spell_text(header)}") from None
+    return replace(
+        asked,
+        requests=tuple(replace(request, cache_key=key) for request in asked.requests),
+        spell=lambda prompt, field: CACHE_KEY_HEADER if field == "cache_key" else asked.spell(prompt, field),
     )
 
 

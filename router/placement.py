@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from kvhive.proto.errors import InvalidRequest, Unavailable
+from kvhive.proto.errors import ConfigError, InvalidRequest, Unavailable
+from kvhive.router.candidate_table import CandidateTable
+from kvhive.router.fleet import Fleet
 from kvhive.router.kv_index import KvIndex
 from kvhive.router.load_tracker import LoadTracker
 from kvhive.router.predicted_blocks import PredictedBlocks
 from kvhive.router.prompt import PreparedPrompt
-from kvhive.router.routing_policy import Candidate, Decision, RouteRequest, RoutingPolicy, Speed
-from kvhive.router.worker_registry import WorkerRegistry, WorkerView
+from kvhive.router.routing_cost import compare
+from kvhive.router.routing_policy import Decision, RouteRequest, RoutingPolicy
+from kvhive.router.worker_registry import WorkerRegistry
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +28,10 @@ class Placement:
     address: str
     epoch: int
     decision: Decision
+    matched_blocks: int
+    """What the index says it holds."""
+    expected_blocks: int
+    """What it will hold by then, with what is on its way."""
     reachable_tokens: int
     """The most prompt tokens that any worker it may go to holds now, in full blocks."""
 
@@ -40,7 +47,7 @@ class RoutingState:
 
 
 class Placer:
-    """Chooses a worker and records the choice. Runs on the event loop; takes microseconds per worker."""
+    """Chooses a worker and records the choice. Runs on the event loop; takes microseconds."""
 
     def __init__(
         self,
@@ -55,6 +62,7 @@ class Placer:
         self._block_size = block_size
         self._stale_after_s = stale_after_s
         self._clock = clock
+        self._fleet = Fleet(state.loads)
 
     def place(
         self, request_id: str, prompt: PreparedPrompt, max_tokens: int, avoid: Collection[str] = ()
@@ -63,58 +71,65 @@ class Placer:
 
         Raises Unavailable when no worker serves, InvalidRequest when no pool could ever hold the request.
         """
-        now = self._clock()
-        views = {view.record.worker_id: view for view in self._state.registry.routable(now)}
-        views = {worker_id: view for worker_id, view in views.items() if worker_id not in avoid}
-        if not views:
-            raise Unavailable("no worker is serving now, retry")
+        placement = self.weigh(prompt, max_tokens, avoid)
+        worker_id, now = placement.worker_id, self._clock()
+        uncached = len(prompt.token_ids) - placement.expected_blocks * self._block_size
+        self._state.loads.reserve(request_id, worker_id, max(1, uncached), now)
+        self._state.predicted.add(worker_id, prompt.keys[placement.matched_blocks :], now)
+        self._state.registry.placed(worker_id)
+        log.debug("request=%s decision=%s", request_id, placement.decision)
+        return placement
+
+    def weigh(self, prompt: PreparedPrompt, max_tokens: int, avoid: Collection[str] = ()) -> Placement:
+        """Say where a request would go now, and record nothing. Raises as `place` does."""
+        now, state, fleet = self._clock(), self._state, self._fleet
+        fleet.update(state.registry.routable(now), now)
         # An index nobody has heard of for too long is no advice at all: go by load and home alone.
-        fresh = self._state.index.staleness_s() <= self._stale_after_s
-        matches = self._state.index.match(prompt.keys) if fresh else {}
-        candidates = [
-            self._candidate(view, matches.get(worker_id, 0), prompt, now) for worker_id, view in views.items()
-        ]
+        fresh = state.index.staleness_s() <= self._stale_after_s
+        matches = state.index.match(prompt.keys) if fresh else {}
+        everybody = fleet.candidates(matches, state.predicted.extend(prompt.keys, matches, now), now)
+        need = len(prompt.token_ids) + max_tokens
+        allowed = everybody
+        if avoid:
+            allowed = everybody.where([worker_id not in avoid for worker_id in everybody.worker_ids])
+        if not allowed:
+            raise Unavailable("no worker is serving now, retry")
+        table = allowed.where(allowed.capacity_tokens >= need)
+        if not table:
+            raise _never_fits(len(prompt.token_ids), max_tokens, int(allowed.capacity_tokens.max()))
         route = RouteRequest(
             len(prompt.token_ids), max_tokens, self._block_size, prompt.home_key, prompt.keyed
         )
-        decision = self._policy.decide(route, candidates)
-        if decision is None:
-            raise _never_fits(route, candidates)
-        self._record(request_id, prompt, decision, now)
-        best = max((matches.get(worker_id, 0) for worker_id in views), default=0)
-        record = views[decision.worker_id].record
-        log.debug("request=%s decision=%s", request_id, decision)
-        return Placement(record.worker_id, record.address, record.epoch, decision, best * self._block_size)
-
-    def _candidate(self, view: WorkerView, matched: int, prompt: PreparedPrompt, now: float) -> Candidate:
-        record, load, state = view.record, view.record.load, self._state
-        worker_id = record.worker_id
-        return Candidate(
-            worker_id=worker_id,
-            matched_blocks=matched,
-            expected_blocks=state.predicted.extend_match(worker_id, prompt.keys, matched, now),
-            queue_tokens=state.loads.queue_tokens(worker_id, load.queued_prefill_tokens, view.reported_at),
-            decoding=max(load.running, state.loads.in_flight(worker_id)),
-            speed=Speed(
-                load.step_base_s, load.step_per_token_s, load.step_per_attention_s, load.max_step_tokens
-            ),
-            victim_age_s=None if load.victim_age_s < 0 else load.victim_age_s,
-            free_tokens=load.blocks_free * record.block_size,
-            capacity_tokens=load.blocks_total * record.block_size,
-            recent_cold_tokens=state.loads.recent_cold_tokens(worker_id, now),
+        decision = self._decide(route, table)
+        excluded = dict(state.registry.excluded(now))
+        if len(table) < len(everybody):
+            excluded |= dict.fromkeys(avoid, "it was lost or full with this request")
+            small = set(allowed.worker_ids) - set(table.worker_ids)
+            excluded |= dict.fromkeys(small, f"its pool cannot hold {need} tokens")
+        row, view = table.worker_ids.index(decision.worker_id), fleet.view(decision.worker_id)
+        return Placement(
+            worker_id=decision.worker_id,
+            address=view.record.address,
+            epoch=view.record.epoch,
+            decision=replace(decision, excluded=excluded) if excluded else decision,
+            matched_blocks=int(table.matched_blocks[row]),
+            expected_blocks=int(table.expected_blocks[row]),
+            reachable_tokens=int(table.matched_blocks.max()) * self._block_size,
         )
 
-    def _record(self, request_id: str, prompt: PreparedPrompt, decision: Decision, now: float) -> None:
-        chosen = next(cost for cost in decision.costs if cost.worker_id == decision.worker_id)
-        uncached = len(prompt.token_ids) - chosen.expected_blocks * self._block_size
-        self._state.loads.reserve(request_id, decision.worker_id, max(1, uncached), now)
-        self._state.predicted.add(decision.worker_id, prompt.keys[chosen.matched_blocks :], now)
+    def _decide(self, route: RouteRequest, table: CandidateTable) -> Decision:
+        """Ask the policy, and complete its answer where it compared otherwise than in seconds."""
+        decision = self._policy.decide(route, table)
+        if decision is None:
+            raise Unavailable("the routing policy chose no worker, retry")
+        if decision.worker_id not in table.worker_ids:
+            raise ConfigError(f"router.policy: it chose {decision.worker_id!r}, which is no candidate")
+        return decision if decision.costs else replace(decision, costs=compare(route, table))
 
 
-def _never_fits(route: RouteRequest, candidates: list[Candidate]) -> InvalidRequest:
-    largest = max(candidate.capacity_tokens for candidate in candidates)
+def _never_fits(prompt_tokens: int, max_tokens: int, largest: int) -> InvalidRequest:
     return InvalidRequest(
         "max_tokens",
-        f"prompt ({route.prompt_tokens} tokens) and max_tokens ({route.max_tokens}) need "
-        f"{route.prompt_tokens + route.max_tokens} tokens of KV, the largest pool holds {largest}",
+        f"prompt ({prompt_tokens} tokens) and max_tokens ({max_tokens}) need "
+        f"{prompt_tokens + max_tokens} tokens of KV, the largest pool holds {largest}",
     )

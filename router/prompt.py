@@ -7,7 +7,14 @@ import hashlib
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from kvhive.proto.block_hash import BlockHash, BlockKey, block_key, hash_chain, namespace_extras, pack_tokens
+from kvhive.proto.block_hash import (
+    BlockHash,
+    BlockKey,
+    block_keys,
+    hash_packed,
+    namespace_extras,
+    pack_tokens,
+)
 from kvhive.router.request import ChatPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
 from kvhive.router.tokenizer import TextTokenizer
 
@@ -61,8 +68,8 @@ class PromptPreparer:
     def _prepare(self, request: GenerateRequest) -> PreparedPrompt:
         tokens = self._tokens(request.prompt)
         extras = namespace_extras(request.cache_salt)
-        keys = tuple(block_key(h) for h in hash_chain(self._root, tokens, self._block_size, extras))
         packed = pack_tokens(tokens)
+        keys = block_keys(hash_packed(self._root, packed, self._block_size, extras))
         keyed = bool(request.cache_key)
         if keyed:
             named = b"key" + extras + b"|" + request.cache_key.encode()

@@ -1,37 +1,14 @@
-"""Chooses a worker for a request: one cost, in seconds, for every candidate. Pure; the clock is not asked.
+"""Choosing a worker: what a policy is told, and what it answers. The contract, and nothing else.
 
-    cost(w)  = queue_s + price * compute_s + decode_s
-    price(w) = 2 + 5 / (1 + victim age / 120 s)
-
-`queue_s` is the prefill work ahead of the request, `compute_s` that of its own uncached tokens, both by
-the step-time model the worker measured of itself. The price is above 1 because computing spends capacity
-that others wait for, and higher where the request would evict what was used a moment ago. Costs that are
-almost equal are a tie, and ties go home: by rendezvous hashing of the request's home key, so that equal
-cold prompts meet on one worker, on every router alike.
+Implementations: policies/, one file each, made by name.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
-
-BASE_PRICE = 2.0
-EVICTION_PRICE = 5.0
-EVICTION_AGE_S = 120.0
-
-DECODE_WEIGHT = 0.25
-"""Share of a step that each sequence already decoding there is taken to cost a newcomer."""
-
-TIE_SHARE = 0.25
-TIE_S = 0.002
-"""Costs within 25 % or 2 ms of the best are a tie: self-measured rates of equal workers differ by as much."""
-
-HOME_SLACK = 1.25
-"""A home that got more than this times the mean of recent cold work passes a newcomer on (rendezvous hashing
-with bounded loads), so that a few unlucky hashes do not leave a worker without work."""
 
 
 class RouteReason(StrEnum):
@@ -40,13 +17,19 @@ class RouteReason(StrEnum):
     ONLY = "only"
     """No other worker could take it."""
     PREFIX = "prefix"
-    """It holds the longest part of the prompt."""
+    """It holds the longest part of the prompt, or all of that part but a little."""
     HOME = "home"
     """A tie that went to the home of the prompt or of its cache_key."""
     BALANCE = "balance"
     """A tie whose home had more than its share of recent cold work."""
     LOAD = "load"
-    """Another worker holds more of the prompt, or is home, but would have been slower."""
+    """It is the less busy one: the home would have been slower."""
+    REPLICA = "replica"
+    """Another worker holds more of the prompt but would have been slower: the prefix gets a second place."""
+    TURN = "turn"
+    """It was its turn (round robin)."""
+    POLICY = "policy"
+    """For a policy of the operator's own, which has no better word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +70,10 @@ class Candidate:
     """Tokens its whole pool holds."""
     recent_cold_tokens: float
     """Uncached prompt tokens sent there lately, decayed."""
+    requests: int = 0
+    """Requests there, running or waiting."""
+    live_tokens: int = 0
+    """Tokens whose blocks requests are using, which no newcomer can evict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +100,12 @@ class CandidateCost:
     compute_s: float
     price: float
     decode_s: float
+    room_s: float = 0.0
 
     @property
     def cost_s(self) -> float:
         """What is compared."""
-        return self.queue_s + self.price * self.compute_s + self.decode_s
+        return self.queue_s + self.room_s + self.price * self.compute_s + self.decode_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,85 +114,20 @@ class Decision:
 
     worker_id: str
     reason: RouteReason
-    costs: tuple[CandidateCost, ...]
-    too_small: tuple[str, ...] = ()
-    """Workers whose whole pool could not hold the request."""
+    costs: Sequence[CandidateCost] = ()
+    """Of every candidate. A policy that compares otherwise may leave it to the caller, who fills it in."""
+    excluded: Mapping[str, str] = field(default_factory=dict)
+    """Why workers of the cluster were no candidates: worker id -> reason. The caller's to fill in."""
 
 
 class RoutingPolicy(Protocol):
-    """Chooses among candidates. Must be pure and fast: it runs on the event loop for every request."""
+    """Chooses among candidates.
+
+    It runs on the event loop for every request, so it must take microseconds and wait for nothing. It may
+    keep a state of its own, such as whose turn it is; it sees no clock. Workers that could never hold the
+    request are not among the candidates.
+    """
 
     def decide(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Decision | None:
-        """Return the decision, or None when no candidate can take the request."""
+        """Return the decision, or None when none of the candidates should take the request now."""
         ...
-
-
-class KvAwarePolicy:
-    """The cost in seconds of this file's heading."""
-
-    def decide(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Decision | None:
-        """Cheapest worker; ties to the longest match, then home."""
-        need = request.prompt_tokens + request.max_tokens
-        fitting = {c.worker_id: c for c in candidates if c.capacity_tokens >= need}
-        too_small = tuple(c.worker_id for c in candidates if c.worker_id not in fitting)
-        if not fitting:
-            return None
-        costs = tuple(_cost(request, candidate) for candidate in fitting.values())
-        tied = _tied(costs)
-        longest = max(c.expected_blocks for c in costs)
-        if len(costs) == 1:
-            chosen, reason = costs[0].worker_id, RouteReason.ONLY
-        elif longest and max(c.expected_blocks for c in tied) < longest:
-            chosen, reason = _home(request, tied), RouteReason.LOAD
-        elif longest:
-            holders = [c for c in tied if c.expected_blocks == longest]
-            chosen, reason = _home(request, holders), RouteReason.PREFIX
-        else:
-            chosen, reason = _cold(request, tied, fitting, _home(request, costs))
-        return Decision(chosen, reason, costs, too_small)
-
-
-def _cost(request: RouteRequest, candidate: Candidate) -> CandidateCost:
-    cached = min(candidate.expected_blocks * request.block_size, request.prompt_tokens - 1)
-    speed = candidate.speed
-    uncached = request.prompt_tokens - cached
-    age = candidate.victim_age_s
-    evicts = age is not None and candidate.free_tokens < uncached + request.max_tokens
-    eviction = EVICTION_PRICE / (1.0 + age / EVICTION_AGE_S) if evicts and age is not None else 0.0
-    return CandidateCost(
-        worker_id=candidate.worker_id,
-        matched_blocks=candidate.matched_blocks,
-        expected_blocks=candidate.expected_blocks,
-        queue_s=speed.prefill_s(candidate.queue_tokens),
-        compute_s=speed.prefill_s(uncached, cached),
-        price=BASE_PRICE + eviction,
-        decode_s=DECODE_WEIGHT * candidate.decoding * (speed.step_base_s + speed.per_token_s),
-    )
-
-
-def _tied(costs: Sequence[CandidateCost]) -> list[CandidateCost]:
-    best = min(cost.cost_s for cost in costs)
-    return [cost for cost in costs if cost.cost_s <= best + max(TIE_S, TIE_SHARE * best)]
-
-
-def _cold(
-    request: RouteRequest, tied: Sequence[CandidateCost], fitting: dict[str, Candidate], home: str
-) -> tuple[str, RouteReason]:
-    if not request.keyed:
-        recent = {cost.worker_id: fitting[cost.worker_id].recent_cold_tokens for cost in tied}
-        bound = HOME_SLACK * sum(recent.values()) / len(recent)
-        within = [cost for cost in tied if recent[cost.worker_id] <= bound]
-        if home in recent and recent[home] > bound:
-            return _home(request, within), RouteReason.BALANCE
-        tied = within
-    chosen = _home(request, tied)
-    return chosen, RouteReason.HOME if chosen == home else RouteReason.LOAD
-
-
-def _home(request: RouteRequest, costs: Sequence[CandidateCost]) -> str:
-    """Rendezvous hashing: the worker with the highest score; leaving or joining moves only its own keys."""
-    return max((cost.worker_id for cost in costs), key=lambda worker_id: _score(request.home_key, worker_id))
-
-
-def _score(home_key: bytes, worker_id: str) -> bytes:
-    return hashlib.blake2b(worker_id.encode(), key=hashlib.blake2b(home_key).digest()[:64]).digest()

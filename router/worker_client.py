@@ -24,6 +24,10 @@ _CHANNEL_OPTIONS = [
     ("grpc.http2.ping_timeout_ms", 1000),
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.http2.max_pings_without_data", 0),
+    (
+        "grpc.http2.bdp_probe",
+        0,
+    ),  # no window of megabytes for tokens that nobody takes
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
 ]

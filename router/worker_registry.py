@@ -1,8 +1,9 @@
 """Who is in the cluster: polls the workers' leases and records, and says who may get a request.
 
-A lease is judged on Redis' clock alone. While Redis is away nobody is judged at all; and a worker whose
-record vanishes before its lease could have ended has not died, Redis has lost data: it keeps its place for
-one lease, in which it will register again.
+A lease is judged on Redis' clock, and by what this process sees of it: a lease that nobody renews for as
+long as it lasts is over, however long Redis, whose clock may have been set back, will keep the record. While
+Redis is away nobody is judged at all; and a worker whose record vanishes before its lease could have ended
+has not died, Redis has lost data: it keeps its place for one lease, in which it will register again.
 """
 
 from __future__ import annotations
@@ -12,17 +13,27 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from kvhive.proto.index_schema import IndexKeys, WorkerRecord, WorkerState
 from kvhive.proto.retry import backoff_s, raise_if_cancelled
+from kvhive.router.worker_health import WorkerHealth
 
 log = logging.getLogger(__name__)
 
 MAX_WORKERS = 4096
 """Most workers read from the index; those with the latest leases beyond it are not seen."""
+
+_RENEWED_MS = 20.0
+"""An expiry that has moved by less was read at another moment of the same millisecond clock, not renewed."""
+
+_LEASES = """
+return {redis.call('TIME'), redis.call('ZRANGE', KEYS[1], 0, ARGV[1], 'WITHSCORES')}
+"""
+"""The clock by which the deadlines were written, which in a Redis Cluster is that of their node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +80,10 @@ class _Member:
     """Local time before which the record cannot have expired."""
     keep_until: float | None = None
     """Set while the record is missing: the worker leaves then, unless it comes back."""
-    cooldown_until: float = 0.0
+    expiry_ms: float = 0.0
+    """When the lease ends, on Redis' clock: the same in every poll until it is renewed."""
+    renewed_at: float = 0.0
+    """Local time of the poll that first saw it."""
 
 
 @dataclass(slots=True)
@@ -105,18 +119,45 @@ class WorkerRegistry:
     _refused: dict[str, tuple[int, str]] = field(default_factory=dict)
     _failures: int = 0
     _grace_until: float = 0.0
+    _serving: list[WorkerView] | None = None
+    """What `routable` answers while nobody is in trouble; None when a poll has changed something."""
+    _others: dict[str, str] | None = None
+    _health: WorkerHealth = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._health = WorkerHealth(self.cooldown_s)
 
     def views(self) -> list[WorkerView]:
         """Every worker in the cluster, whatever its state, ordered by id."""
         return [self._members[worker_id].view for worker_id in sorted(self._members)]
 
     def routable(self, now: float) -> list[WorkerView]:
-        """The workers that may get a request: serving, and not cooling down after a failure."""
-        return [
-            member.view
-            for _, member in sorted(self._members.items())
-            if member.view.record.state is WorkerState.SERVING and now >= member.cooldown_until
-        ]
+        """The workers that may get a request, ordered by id: serving, and not just failed.
+
+        One that failed is tried by one request at a time, unless there is no other. The same list, not to be
+        changed, until something changes: asking costs nothing.
+        """
+        if self._serving is None:
+            self._serving = [v for v in self.views() if v.record.state is WorkerState.SERVING]
+        if not self._health:
+            return self._serving
+        up = [v for v in self._serving if not self._health.pause_s(v.record.worker_id, now)]
+        return [v for v in up if not self._health.is_tried(v.record.worker_id, now)] or up
+
+    def excluded(self, now: float) -> dict[str, str]:
+        """Why the others get none: worker id -> reason."""
+        if self._others is None:
+            others = (v.record for v in self.views() if v.record.state is not WorkerState.SERVING)
+            self._others = {record.worker_id: f"it is {record.state}" for record in others}
+        if not self._health:
+            return self._others
+        routable = {view.record.worker_id for view in self.routable(now)}
+        reasons = dict(self._others)
+        for worker_id in self._members.keys() - routable - reasons.keys():
+            pause_s = self._health.pause_s(worker_id, now)
+            tried = "it failed, and one request is trying it"
+            reasons[worker_id] = f"it failed, and is skipped for {pause_s:.1f} s" if pause_s else tried
+        return reasons
 
     def refusals(self) -> dict[str, str]:
         """Why workers that are registered are not in this cluster: worker id -> reason."""
@@ -127,10 +168,23 @@ class WorkerRegistry:
 
         A report about an epoch that is over changes nothing, and a new epoch begins without a stain.
         """
+        if self._is_known(worker_id, epoch):
+            pause_s = self._health.failed(worker_id, self.clock())
+            log.warning("cooling down worker_id=%s epoch=%d for_s=%.3g", worker_id, epoch, pause_s)
+
+    def report_success(self, worker_id: str, epoch: int) -> None:
+        """A request got its first token there."""
+        if self._health and self._is_known(worker_id, epoch):
+            self._health.succeeded(worker_id, self.clock())
+
+    def placed(self, worker_id: str) -> None:
+        """A request is on its way there."""
+        if self._health:
+            self._health.placed(worker_id, self.clock())
+
+    def _is_known(self, worker_id: str, epoch: int) -> bool:
         member = self._members.get(worker_id)
-        if member is not None and member.view.record.epoch == epoch:
-            member.cooldown_until = self.clock() + self.cooldown_s
-            log.warning("cooling down worker_id=%s epoch=%d for_s=%g", worker_id, epoch, self.cooldown_s)
+        return member is not None and member.view.record.epoch == epoch
 
     async def run(self) -> None:
         """Poll until cancelled."""
@@ -162,12 +216,14 @@ class WorkerRegistry:
             del self._refused[worker_id]
 
     async def _read(self) -> tuple[float, dict[str, RawWorker]]:
+        answer: Any = await self.redis.eval(_LEASES, 1, self.keys.workers, str(MAX_WORKERS - 1))
+        (seconds, micros), scores = answer
+        deadlines = {
+            member.decode(errors="replace"): float(score)
+            for member, score in zip(scores[::2], scores[1::2], strict=True)
+        }
+        worker_ids = sorted(deadlines.keys() | self._members.keys())
         async with self.redis.pipeline(transaction=False) as pipe:
-            pipe.time()
-            pipe.zrange(self.keys.workers, 0, MAX_WORKERS - 1, withscores=True)
-            (seconds, micros), scores = await pipe.execute()
-            deadlines = {member.decode(errors="replace"): score for member, score in scores}
-            worker_ids = sorted(deadlines.keys() | self._members.keys())
             for worker_id in worker_ids:
                 pipe.hgetall(self.keys.worker(worker_id))
                 pipe.pttl(self.keys.worker(worker_id))
@@ -179,12 +235,12 @@ class WorkerRegistry:
                 raise expires  # such as LOADING: it concerns everybody
             known = fields if isinstance(fields, dict) else {b"": b""}
             raw[worker_id] = RawWorker(known, deadlines.get(worker_id, 0), expires)
-        return seconds * 1000 + micros / 1000, raw
+        return int(seconds) * 1000 + int(micros) / 1000, raw
 
     def _judge(self, worker_id: str, raw: RawWorker, now_ms: float, asked_at: float, now: float) -> None:
         record = self._parse(worker_id, raw)
         left_ms = max(raw.expires_in_ms, raw.deadline_ms - now_ms)
-        if record is None or left_ms <= 0:
+        if record is None or left_ms <= 0 or self._stands_still(worker_id, left_ms + now_ms, now):
             self._miss(worker_id, now)
         elif record.state is WorkerState.STOPPED:
             self._leave(worker_id, "stopped")
@@ -193,6 +249,13 @@ class WorkerRegistry:
         else:
             self._refused.pop(worker_id, None)
             self._renew(record, raw.deadline_ms, left_ms, now_ms, asked_at)
+
+    def _stands_still(self, worker_id: str, expiry_ms: float, now: float) -> bool:
+        """Whether a lease was not renewed for as long as it lasts: only a clock set back keeps such a one."""
+        member = self._members.get(worker_id)
+        if member is None or abs(expiry_ms - member.expiry_ms) > _RENEWED_MS:
+            return False
+        return now - member.renewed_at > self.lease_s
 
     def _parse(self, worker_id: str, raw: RawWorker) -> WorkerRecord | None:
         if not raw.fields:
@@ -216,11 +279,15 @@ class WorkerRegistry:
         report_age_s = (now_ms - deadline_ms) / 1000 + self.lease_s
         reported_at = asked_at - max(0.0, report_age_s)
         known = member is not None and member.view.record.epoch == record.epoch
-        fresh = _Member(WorkerView(record, reported_at), asked_at + left_ms / 1000)
-        if member is not None and known:
-            fresh.cooldown_until = member.cooldown_until
+        left_s = min(left_ms / 1000, self.lease_s)
+        fresh = _Member(WorkerView(record, reported_at), asked_at + left_s)
+        fresh.expiry_ms, fresh.renewed_at = left_ms + now_ms, asked_at
+        if member is not None and known and abs(fresh.expiry_ms - member.expiry_ms) <= _RENEWED_MS:
+            fresh.expiry_ms, fresh.renewed_at = member.expiry_ms, member.renewed_at
         self._members[record.worker_id] = fresh
+        self._serving = self._others = None
         if not known:
+            self._health.forget(record.worker_id)
             log.info("joined worker_id=%s epoch=%d at=%s", record.worker_id, record.epoch, record.address)
             for tell in self.on_join:
                 tell(record)
@@ -246,6 +313,8 @@ class WorkerRegistry:
     def _leave(self, worker_id: str, why: str) -> None:
         member = self._members.pop(worker_id, None)
         if member is not None:
+            self._serving = self._others = None
+            self._health.forget(worker_id)
             log.info("left worker_id=%s epoch=%d: %s", worker_id, member.view.record.epoch, why)
             for tell in self.on_leave:
                 tell(worker_id)

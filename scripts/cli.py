@@ -1,4 +1,4 @@
-"""The command line: `kvhive up | down | status | generate | chat | bench | version`.
+"""The command line: `kvhive up | down | status | generate | chat | simulate | bench | version`.
 
 Each command finds its cluster by the state that `up` wrote. Errors are one line on stderr and exit status
 1; wrong usage is 2. What only one command needs (ray, torch, grpc) is imported in that command.
@@ -18,6 +18,7 @@ import click
 from kvhive.proto.errors import KvhiveError
 from kvhive.scripts.cluster_state import StateFolder, choose_cluster, state_root
 from kvhive.scripts.completion import SamplingFlags, sampling_flags
+from kvhive.scripts.sim_options import SimulateOptions, simulate_flags
 
 _INTERRUPTED = 130
 
@@ -193,6 +194,41 @@ def bench_engine(name: str | None, urls: tuple[str, ...], only_urls: bool, **opt
     plan = command.parse_plan(options["workloads"], options["runs"], options["seed"], options["timeout_s"])
     outputs = command.Outputs(options["json_file"], options["png_file"])
     return command.run(addresses, options["model"], plan, outputs)
+
+
+@bench.command("routing")
+@click.option(
+    "--peer-python",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A Python with ai-dynamo-runtime and pyzmq, to measure beside ours.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, 100),
+    default=5,
+    show_default=True,
+    help="Times that the sides take turns.",
+)
+@click.option("--large", is_flag=True, help="An index of ten million blocks, too (3 GB, minutes).")
+@click.option("--quick", is_flag=True, help="Small sizes, to see that it runs.")
+@json_option
+def bench_routing(peer_python: Path | None, rounds: int, large: bool, quick: bool, as_json: bool) -> None:
+    """Measure decisions, look-ups and the index's events, without workers, models or GPUs."""
+    from kvhive.scripts import bench_routing as command
+
+    command.run(command.Plan(rounds, large, quick), peer_python, as_json)
+
+
+@cli.command()
+@click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="The policies as bars.")
+@json_option
+@simulate_flags
+def simulate(trace: Path, png: Path | None, as_json: bool, options: SimulateOptions) -> None:
+    """Play TRACE on a simulated fleet under one routing policy or several (docs/simulate.md)."""
+    from kvhive.scripts import simulate as command
+
+    command.run(trace, options, command.Outputs(as_json, png))
 
 
 @cli.command()

@@ -33,7 +33,7 @@ ONLY_IMPORTERS = {
     ("ray", "worker"): {"worker.actor"},
     ("transformers", "worker"): {"worker.transformers_model"},
     ("grpc", "worker"): {"worker.service", "worker.server"},
-    ("redis", "worker"): {"worker.kv_event_publisher", "worker.server"},
+    ("redis", "worker"): {"worker.index_connection", "worker.kv_event_publisher", "worker.server"},
 }
 TORCH_FREE = {
     "worker.block_pool",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvhive.proto.index_schema import (
@@ -58,15 +59,14 @@ class IndexCalls:
         """Ask for an epoch above the record's and any that stands in Redis."""
         fields = record.to_fields()
         del fields["epoch"]
-        arguments: tuple[Argument, ...] = (self.worker_id, self.lease_ms, record.epoch, *_flat(fields))
-        return IndexCall(index_scripts.REGISTER, (self.keys.workers, self._record), arguments)
+        arguments: tuple[Argument, ...] = (self.lease_ms, record.epoch, *_flat(fields))
+        return IndexCall(index_scripts.REGISTER, (self._record,), arguments)
 
     def heartbeat(self, record: WorkerRecord, known: Acknowledged, in_doubt: bool) -> IndexCall:
         """Renew the lease and report; with a batch `in_doubt` what Redis has cannot be checked."""
         arguments: tuple[Argument, ...] = (
-            self.worker_id,
             self.lease_ms,
-            self.lease_ms * DATA_EXPIRY_LEASES,
+            self._data_expiry_ms,
             known.epoch,
             -1 if in_doubt else known.blocks,
             known.top_id,
@@ -74,23 +74,31 @@ class IndexCalls:
         )
         return IndexCall(index_scripts.HEARTBEAT, self._all(known.epoch), arguments)
 
+    def lease(self) -> IndexCall:
+        """Renew the place among the workers; the answer names some whose lease is over."""
+        arguments: tuple[Argument, ...] = (self.worker_id, self.lease_ms, self._data_expiry_ms)
+        return IndexCall(index_scripts.LEASE, (self.keys.workers,), arguments)
+
+    def forget(self, worker_ids: Sequence[bytes]) -> IndexCall:
+        """Take workers out whose records are gone, unless they are back by now."""
+        return IndexCall(index_scripts.FORGET, (self.keys.workers,), tuple(worker_ids))
+
     def publish(self, known: Acknowledged, batch: EventBatch) -> IndexCall:
         """Append the batch that follows what is known."""
-        keys = (self._record, self.blocks(known.epoch), self.events(known.epoch))
         arguments: tuple[Argument, ...] = (
             known.epoch,
             stream_id(known.epoch, known.seq + 1),
             STREAM_MAX_BATCHES,
-            self.lease_ms * DATA_EXPIRY_LEASES,
+            self._data_expiry_ms,
             known.blocks,
             known.top_id,
             *pack_batch(batch),
         )
-        return IndexCall(index_scripts.PUBLISH, keys, arguments)
+        return IndexCall(index_scripts.PUBLISH, self._all(known.epoch), arguments)
 
     def deregister(self, epoch: int) -> IndexCall:
         """Say goodbye and take the blocks along."""
-        return IndexCall(index_scripts.DEREGISTER, self._all(epoch), (self.worker_id, epoch, self.lease_ms))
+        return IndexCall(index_scripts.DEREGISTER, self._all(epoch), (epoch, self.lease_ms))
 
     def blocks(self, epoch: int) -> str:
         """Name of the SET of one epoch."""
@@ -105,7 +113,11 @@ class IndexCalls:
         return self.keys.worker(self.worker_id)
 
     def _all(self, epoch: int) -> tuple[str, ...]:
-        return (self.keys.workers, self._record, self.blocks(epoch), self.events(epoch))
+        return (self._record, self.blocks(epoch), self.events(epoch))
+
+    @property
+    def _data_expiry_ms(self) -> int:
+        return self.lease_ms * DATA_EXPIRY_LEASES
 
 
 def pack_batch(batch: EventBatch) -> list[str | bytes]:

@@ -1,8 +1,8 @@
 """The Lua scripts by which a worker writes its part of the index (proto/index_schema.py).
 
-Each script is one atomic change. They answer with a status word first, so that what a publisher must act
-on (a lost lease, a lost key, a newer incarnation) is never mixed up with errors of the server. All run on
-Redis 6.2 and later, and on Valkey.
+Each script is one atomic change, of one worker's keys or of the leases. They answer with a status word
+first, so that what a publisher must act on (a lost lease, a lost key, a newer incarnation) is never mixed
+up with errors of the server. All run on Redis 6.2 and later, on Valkey, and on a Redis Cluster.
 
 A full Redis refuses commands by the memory state at the start of a script, so the first write either fails
 before anything was changed, or none of the following fails for memory.
@@ -43,45 +43,57 @@ local function top_of(stream)
 end
 """
 
-# KEYS: workers, record. ARGV: worker id, lease ms, our last epoch (0: none), then field, value, ...
+# KEYS: record. ARGV: lease ms, our last epoch (0: none), then field, value, ...
 # Returns {OK, epoch, epoch found in the record or '0'} or {FENCED, that epoch}.
 # Closes the race of a worker that was frozen while its replacement registered: having had an epoch already
 # it may not take the record back from a newer one, while a new process (last epoch 0) always takes over.
 REGISTER = IndexScript(
     """
-local found = tonumber(redis.call('HGET', KEYS[2], 'epoch') or '0') or 0
-local last = tonumber(ARGV[3])
+local found = tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0') or 0
+local last = tonumber(ARGV[2])
 if last > 0 and found > last then return {'FENCED', string.format('%.0f', found)} end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local epoch = string.format('%.0f', math.max(now, last + 1, found + 1))
-redis.call('ZADD', KEYS[1], string.format('%.0f', now + ARGV[2]), ARGV[1])
-redis.call('PEXPIRE', KEYS[1], ARGV[2] * 4)
-redis.call('DEL', KEYS[2])
-redis.call('HSET', KEYS[2], 'epoch', epoch, unpack(ARGV, 4))
-redis.call('PEXPIRE', KEYS[2], ARGV[2])
+redis.call('DEL', KEYS[1])
+redis.call('HSET', KEYS[1], 'epoch', epoch, unpack(ARGV, 3))
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
 return {'OK', epoch, string.format('%.0f', found)}
 """
 )
 
-# KEYS: workers, record, blocks, events. ARGV: worker id, lease ms, data expiry ms, epoch, blocks expected
-# (-1: unknown), top stream id expected ('': none), then field, value, ...
+# KEYS: record, blocks, events. ARGV: lease ms, data expiry ms, epoch, blocks expected (-1: unknown), top
+# stream id expected ('': none), then field, value, ...
 # The lease of a full Redis is renewed by PEXPIRE alone, which no memory limit refuses: workers must not
-# drop out because the index has no room. Expired members of `workers` are swept here, a few at a time, and
-# only when their record is gone.
+# drop out because the index has no room.
 HEARTBEAT = IndexScript(
     _TOP
     + """
-local owner = redis.call('HGET', KEYS[2], 'epoch')
-if owner and owner ~= ARGV[4] then return {'FENCED', owner} end
-if ARGV[5] ~= '-1' then
-  local top = top_of(KEYS[4])
-  if redis.call('SCARD', KEYS[3]) ~= tonumber(ARGV[5]) then return {'LOST'} end
-  if top and top ~= ARGV[6] then return {'LOST'} end
+local owner = redis.call('HGET', KEYS[1], 'epoch')
+if owner and owner ~= ARGV[3] then return {'FENCED', owner} end
+if ARGV[4] ~= '-1' then
+  local top = top_of(KEYS[3])
+  if redis.call('SCARD', KEYS[2]) ~= tonumber(ARGV[4]) then return {'LOST'} end
+  if top and top ~= ARGV[5] then return {'LOST'} end
 end
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
 redis.call('PEXPIRE', KEYS[2], ARGV[2])
-redis.call('PEXPIRE', KEYS[3], ARGV[3])
-redis.call('PEXPIRE', KEYS[4], ARGV[3])
+redis.call('PEXPIRE', KEYS[3], ARGV[2])
+local said = redis.pcall('HSET', KEYS[1], unpack(ARGV, 6))
+if type(said) == 'table' and said.err then
+  if string.find(said.err, 'OOM', 1, true) then return {'FULL'} end
+  return said
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
+return {'OK'}
+"""
+)
+
+# KEYS: workers. ARGV: worker id, lease ms, data expiry ms.
+# Returns {OK, worker ids whose deadline is over ...} or {FULL}. The members are few at a time; whoever asked
+# looks whether their records are gone, because those may lie on another node.
+LEASE = IndexScript(
+    """
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -90,12 +102,22 @@ if type(renewed) == 'table' and renewed.err then
   if string.find(renewed.err, 'OOM', 1, true) then return {'FULL'} end
   return renewed
 end
-redis.call('HSET', KEYS[2], unpack(ARGV, 7))
-redis.call('PEXPIRE', KEYS[2], ARGV[2])
-local records = string.sub(KEYS[2], 1, #KEYS[2] - #ARGV[1])
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
 local over = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now), 'LIMIT', 0, 16)
-for _, id in ipairs(over) do
-  if redis.call('EXISTS', records .. id) == 0 then redis.call('ZREM', KEYS[1], id) end
+return {'OK', unpack(over)}
+"""
+)
+
+# KEYS: workers. ARGV: worker ids.
+# Takes those out whose deadline is still over. Closes the race of a worker that came back after its record
+# was found missing.
+FORGET = IndexScript(
+    """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+for _, id in ipairs(ARGV) do
+  local deadline = redis.call('ZSCORE', KEYS[1], id)
+  if deadline and tonumber(deadline) <= now then redis.call('ZREM', KEYS[1], id) end
 end
 return {'OK'}
 """
@@ -132,17 +154,16 @@ return {'OK'}
 """
 )
 
-# KEYS: workers, record, blocks, events. ARGV: worker id, epoch, ms the farewell record stays.
+# KEYS: record, blocks, events. ARGV: epoch, ms the farewell record stays.
 # The record stays a while as STOPPED, so that every router sees it leave rather than vanish.
 DEREGISTER = IndexScript(
     """
-redis.call('UNLINK', KEYS[3], KEYS[4])
-local owner = redis.call('HGET', KEYS[2], 'epoch')
-if owner ~= ARGV[2] then return {'FENCED'} end
-redis.call('ZREM', KEYS[1], ARGV[1])
-redis.call('PEXPIRE', KEYS[2], ARGV[3])
-local said = redis.pcall('HSET', KEYS[2], 'state', 'stopped')
-if type(said) == 'table' and said.err then redis.call('DEL', KEYS[2]) end
+redis.call('UNLINK', KEYS[2], KEYS[3])
+local owner = redis.call('HGET', KEYS[1], 'epoch')
+if owner ~= ARGV[1] then return {'FENCED'} end
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+local said = redis.pcall('HSET', KEYS[1], 'state', 'stopped')
+if type(said) == 'table' and said.err then redis.call('DEL', KEYS[1]) end
 return {'OK'}
 """
 )

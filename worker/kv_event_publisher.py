@@ -155,8 +155,10 @@ class KvEventPublisher:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._idle.wait()
                 if self._registered:
-                    await self._run(self._calls.deregister(self.epoch))
                     self._registered = False
+                    status, *_ = await self._run(self._calls.deregister(self.epoch))
+                    if status == index_scripts.OK:
+                        await self._redis.zrem(self._calls.keys.workers, self._id)
         except (RedisError, OSError, TimeoutError) as error:
             log.warning("not deregistered, the lease will end worker_id=%s error=%r", self._id, error)
 
@@ -183,6 +185,7 @@ class KvEventPublisher:
         self._in_flight = None
         self._delta.restart()
         self._registered = True
+        await self._renew_lease()
         if state is self._record.state:
             self._heartbeat_due = self._clock() + self._heartbeat_s
             self._beaten.set()
@@ -199,8 +202,28 @@ class KvEventPublisher:
         if status == index_scripts.FULL:
             await self._relieve()
             raise OutOfMemoryError("Redis is full; the lease was renewed without a load report")
-        if self._accepted(status, rest) and state is self._record.state:
-            self._beaten.set()
+        if self._accepted(status, rest):
+            await self._renew_lease()
+            if state is self._record.state:
+                self._beaten.set()
+
+    async def _renew_lease(self) -> None:
+        """Renew our place among the workers, and take out the few that are named as over and really gone.
+
+        Another conversation than the record's, because in a Redis Cluster the two are on different nodes.
+        A router goes by the record; this is how it finds records, and how old their reports are.
+        """
+        status, *over = await self._run(self._calls.lease())
+        if status == index_scripts.FULL:
+            await self._relieve()
+            return
+        gone = [
+            worker_id
+            for worker_id in over
+            if not await self._redis.exists(self._calls.keys.worker(worker_id.decode(errors="replace")))
+        ]
+        if gone:
+            await self._run(self._calls.forget(gone))
 
     async def _publish(self) -> None:
         """Send one batch: the one whose answer is missing, or the oldest pending changes."""

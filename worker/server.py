@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
-import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
+from redis.asyncio import Redis
 
 from kvhive.proto.block_hash import root_hash
 from kvhive.proto.config import bracketed
@@ -28,6 +26,7 @@ from kvhive.proto.transport import MAX_MESSAGE_BYTES
 from kvhive.proto.v1 import worker_pb2_grpc
 from kvhive.worker.block_pool import BlockPool
 from kvhive.worker.engine import Engine, EngineHooks
+from kvhive.worker.index_connection import open_index
 from kvhive.worker.kv_cache_manager import KvCacheManager
 from kvhive.worker.kv_event_publisher import KvEventPublisher
 from kvhive.worker.model_identity import model_identity
@@ -73,7 +72,7 @@ class WorkerServer:
         self._grpc: grpc.aio.Server | None = None
         self._publisher: KvEventPublisher | None = None
         self._publishing: asyncio.Task[None] | None = None
-        self._redis: redis.asyncio.Redis | None = None
+        self._redis: Redis | None = None
         self._progress = "starting"
         self._stopped = False
         self.address = ""
@@ -182,12 +181,7 @@ class WorkerServer:
         port = self._grpc.add_insecure_port(f"{host}:0")
         await self._grpc.start()
         self.address = f"{host}:{port}"
-        self._redis = redis.asyncio.Redis.from_url(
-            options.redis_url,
-            socket_timeout=options.redis_timeout_s,
-            socket_connect_timeout=options.redis_timeout_s,
-            retry=Retry(NoBackoff(), 1),
-        )
+        self._redis = open_index(options.redis_url, options.redis_timeout_s)
         record = WorkerRecord(
             worker_id=options.worker_id,
             address=self.address,

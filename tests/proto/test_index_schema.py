@@ -34,12 +34,12 @@ def wire(record: WorkerRecord) -> dict[bytes, bytes]:
     return {k.encode(): v.encode() for k, v in record.to_fields().items()}
 
 
-def test_keys_of_a_cluster_share_one_hash_tag() -> None:
+def test_keys_of_a_worker_share_one_hash_tag() -> None:
     keys = IndexKeys("prod")
-    assert keys.workers == "kvhive:{prod}:workers"
-    assert keys.worker("w1") == "kvhive:{prod}:worker:w1"
-    assert keys.blocks("w1", 7) == "kvhive:{prod}:blocks:w1:7"
-    assert keys.events("w1", 7) == "kvhive:{prod}:events:w1:7"
+    assert keys.workers == "kvhive:prod:workers"
+    assert keys.worker("w1") == "kvhive:prod:worker:{w1}"
+    assert keys.blocks("w1", 7) == "kvhive:prod:blocks:{w1}:7"
+    assert keys.events("w1", 7) == "kvhive:prod:events:{w1}:7"
 
 
 def test_a_record_survives_the_round_trip() -> None:

@@ -23,6 +23,7 @@ class Seen:
     """A view and all that it reads."""
 
     view: ClusterView
+    mirror: KvIndexMirror
     clock: Clock
 
     def workers(self) -> dict[str, pb.WorkerInfo]:
@@ -35,7 +36,8 @@ def seen(index_redis: Redis) -> Seen:
     registry = WorkerRegistry(index_redis, KEYS, SPEC, LEASE_S, cooldown_s=5.0, clock=clock)
     mirror = KvIndexMirror(clock=clock)
     reader = KvIndexReader(index_redis, KEYS, registry, mirror, clock)
-    return Seen(ClusterView("prod", "demo", "1.2.3", registry, mirror, reader, clock), clock)
+    view = ClusterView("prod", "demo", "1.2.3", registry, mirror, reader, clock)
+    return Seen(view, mirror, clock)
 
 
 def block(number: int) -> BlockKey:
@@ -67,7 +69,7 @@ async def test_a_worker_is_described_by_its_record_and_its_index(index_redis: Re
     )
     await register(index_redis, record("w1", 42, address="10.0.0.1:7", device="cuda:0", pid=11, load=load))
     await seen.view.registry.poll()
-    seen.view.mirror.replace("w1", [block(1), block(2)])
+    seen.mirror.replace("w1", [block(1), block(2)])
     assert seen.workers()["w1"] == pb.WorkerInfo(
         id="w1",
         state="serving",
@@ -107,9 +109,9 @@ async def test_only_serving_workers_that_do_not_cool_down_are_routable(
 
 
 async def test_the_index_counts_every_workers_blocks_and_knows_its_age(seen: Seen) -> None:
-    seen.view.mirror.replace("w1", [block(1), block(2)])
-    seen.view.mirror.replace("w2", [block(2)])
-    seen.view.mirror.touch(seen.clock())
+    seen.mirror.replace("w1", [block(1), block(2)])
+    seen.mirror.replace("w2", [block(2)])
+    seen.mirror.touch(seen.clock())
     seen.view.reader.counters.resyncs = 3
     assert seen.view.describe().index == pb.IndexInfo(staleness_s=0, blocks=3, resyncs=3, connected=True)
     seen.clock.now += CONNECTED_WITHIN_S

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvhive.router.load_tracker import COLD_HALF_LIFE_S, LoadTracker
+from kvhive.router.load_tracker import COLD_HALF_LIFE_S, SETTLE_S, LoadTracker
 
 
 def test_a_request_counts_until_its_first_token() -> None:
@@ -52,3 +52,46 @@ def test_recent_cold_work_fades() -> None:
     assert loads.recent_cold_tokens("w1", COLD_HALF_LIFE_S) == pytest.approx(500)
     loads.drop("w1")
     assert loads.recent_cold_tokens("w1", 0.0) == 0.0
+
+
+def test_cold_work_of_other_routers_is_seen_in_the_reports_and_own_is_not_counted_twice() -> None:
+    """A worker's count of all uncached tokens confirms what this router sent."""
+    mine, other = LoadTracker(), LoadTracker()
+    for loads in (mine, other):
+        loads.report_cold("w1", 5000, now=0.0)
+        assert loads.recent_cold_tokens("w1", 0.0) == 0.0, "what was before this router is unknown"
+    mine.reserve("a", "w1", 100, now=1.0)
+    assert (mine.recent_cold_tokens("w1", 1.0), other.recent_cold_tokens("w1", 1.0)) == (100.0, 0.0)
+    for loads in (mine, other):
+        loads.report_cold("w1", 5100, now=1.0)
+        loads.report_cold("w1", 5100, now=1.0)
+        assert loads.recent_cold_tokens("w1", 1.0) == pytest.approx(100.0)
+
+
+def test_a_new_process_counts_from_nothing() -> None:
+    loads = LoadTracker()
+    loads.report_cold("w1", 5000, now=0.0)
+    loads.report_cold("w1", 30, now=1.0)
+    loads.report_cold("w1", 50, now=1.0)
+    assert loads.recent_cold_tokens("w1", 1.0) == pytest.approx(20.0)
+
+
+def test_a_report_made_while_a_request_was_on_its_way_does_not_confirm_it() -> None:
+    loads = LoadTracker()
+    loads.reserve("a", "w1", 100, now=10.0)
+    assert loads.queue_tokens("w1", reported=0, reported_at=10.0 + SETTLE_S / 2) == 100
+    assert loads.queue_tokens("w1", reported=0, reported_at=10.0 + 2 * SETTLE_S) == 0
+
+
+def test_it_says_of_whom_something_changed() -> None:
+    loads = LoadTracker()
+    loads.reserve("a", "w1", 100, now=1.0)
+    loads.reserve("a", "w2", 100, now=1.0)
+    assert loads.take_changed() == {"w1", "w2"} and loads.take_changed() == set()
+    loads.first_token("a", 2.0)
+    loads.first_token("a", 3.0)
+    assert loads.take_changed() == {"w2"}
+    loads.first_token("a", 4.0)
+    assert loads.take_changed() == set()
+    loads.finish("a")
+    assert loads.take_changed() == {"w2"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 from scripted_frontend import USAGE, ScriptedFrontend
@@ -42,6 +43,15 @@ class Metered:
 @pytest.fixture
 def metered(frontend: ScriptedFrontend) -> Metered:
     return Metered(frontend)
+
+
+def test_a_replicated_prefix_is_counted_by_what_was_computed_a_second_time() -> None:
+    metrics = RequestMetrics()
+    usage = replace(USAGE, route_reason="replica", reachable_tokens=64, cached_tokens=16)
+    metrics.count(usage, "stop", 0.1)
+    metrics.count(replace(usage, route_reason="prefix"), "stop", 0.1)
+    assert metrics.tokens.labels("replicated")._value.get() == 48
+    assert metrics.routed.labels("replica")._value.get() == 1
 
 
 async def test_a_request_that_ends_well_is_counted_once(frontend: ScriptedFrontend, metered: Metered) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -9,14 +11,15 @@ from redis.asyncio import Redis
 from worker_records import KEYS, LEASE_S, SPEC, Clock, record, register
 
 from kvhive.proto.block_hash import block_key, hash_chain, pack_tokens, root_hash
-from kvhive.proto.errors import InvalidRequest, Unavailable
+from kvhive.proto.errors import ConfigError, InvalidRequest, Unavailable
 from kvhive.proto.index_schema import LoadReport
 from kvhive.router.kv_index_mirror import KvIndexMirror
 from kvhive.router.load_tracker import LoadTracker
 from kvhive.router.placement import Placement, Placer, RoutingState
+from kvhive.router.policies.kv_aware import KvAwarePolicy
 from kvhive.router.predicted_blocks import PredictedBlocks
 from kvhive.router.prompt import PreparedPrompt
-from kvhive.router.routing_policy import KvAwarePolicy, RouteReason
+from kvhive.router.routing_policy import Candidate, Decision, RouteReason, RouteRequest
 from kvhive.router.worker_registry import WorkerRegistry
 
 BLOCK = SPEC.block_size
@@ -161,3 +164,46 @@ async def test_what_no_pool_could_ever_hold_is_the_callers_error(routing: Routin
     )
     assert routing.queued("w1") == routing.queued("w2") == len(routing.state.predicted) == 0
     assert routing.place(prompt_of(1000), max_tokens=24).worker_id in ("w1", "w2")
+
+
+async def test_a_worker_whose_pool_is_too_small_is_excluded_and_the_decision_says_so(
+    routing: Routing, index_redis: Redis
+) -> None:
+    prompt, small = prompt_of(100), dataclasses.replace(LOAD, blocks_total=6, blocks_free=6)
+    routing.mirror.replace("w1", prompt.keys[:4])
+    await register(index_redis, record("w1", 1, address="127.0.0.1:1", load=small))
+    await routing.state.registry.poll()
+    placement = routing.place(prompt)
+    assert (placement.worker_id, placement.decision.reason) == ("w2", RouteReason.ONLY)
+    assert placement.decision.excluded == {"w1": "its pool cannot hold 108 tokens"}
+
+
+class Stubborn:
+    """A user's policy, which answers what it was told to."""
+
+    def __init__(self, answer: Decision | None) -> None:
+        self.answer = answer
+
+    def decide(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Decision | None:
+        return self.answer
+
+
+async def test_a_policy_that_compares_otherwise_still_leaves_the_whole_comparison(routing: Routing) -> None:
+    decision = Decision("w2", RouteReason.POLICY)
+    placer = Placer(routing.state, Stubborn(decision), BLOCK, STALE_AFTER_S, routing.clock)
+    placement = placer.place("r", prompt_of(100), 8)
+    assert placement.decision.reason is RouteReason.POLICY
+    assert [cost.worker_id for cost in placement.decision.costs] == ["w1", "w2"]
+    assert routing.queued("w2") == 100
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"), [(None, Unavailable), (Decision("w9", RouteReason.POLICY), ConfigError)]
+)
+async def test_a_policy_that_chooses_nobody_there_is_refused_and_leaves_no_trace(
+    routing: Routing, answer: Decision | None, error: type[Exception]
+) -> None:
+    placer = Placer(routing.state, Stubborn(answer), BLOCK, STALE_AFTER_S, routing.clock)
+    with pytest.raises(error):
+        placer.place("r", prompt_of(100), 8)
+    assert routing.queued("w1") == routing.queued("w2") == len(routing.state.predicted) == 0

@@ -63,3 +63,14 @@ def test_the_bound_takes_the_oldest_and_tails_first() -> None:
     assert predicted.extend_match("w1", chain(98, 10**6), 0, now=50_003) == 95
     predicted.drop("w1")
     assert len(predicted) == 0
+
+
+def test_it_names_only_those_whose_match_grows() -> None:
+    predicted, keys = PredictedBlocks(ttl_s=10), chain(8)
+    predicted.add("w1", keys[:6], now=0)
+    predicted.add("w2", keys[4:], now=0)
+    predicted.add("w3", chain(8, 100), now=0)
+    assert dict(predicted.extend(keys, {"w2": 4, "w4": 3}, now=1)) == {"w1": 6, "w2": 8}
+    assert dict(predicted.extend(keys, {"w1": 8}, now=1)) == {}
+    assert dict(predicted.extend(keys, {}, now=11)) == {"w1": 0}, "expired, and not yet taken off"
+    assert dict(predicted.extend([], {}, now=1)) == {}

@@ -22,10 +22,10 @@ from kvhive.router.kv_index_mirror import KvIndexMirror
 from kvhive.router.kv_index_reader import KvIndexReader
 from kvhive.router.load_tracker import LoadTracker
 from kvhive.router.placement import Placer, RoutingState
+from kvhive.router.policies.kv_aware import KvAwarePolicy
 from kvhive.router.predicted_blocks import PredictedBlocks
 from kvhive.router.prompt import PromptPreparer
 from kvhive.router.request import GenerateRequest, TokenPrompt
-from kvhive.router.routing_policy import KvAwarePolicy
 from kvhive.router.sampling_params import SamplingParams
 from kvhive.router.tokenizer import TextTokenizer
 from kvhive.router.worker_client import GrpcWorkerClient

@@ -1,0 +1,222 @@
+"""One simulation: a trace, a fleet and a policy on a virtual clock, event by event."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from kvhive.proto.block_hash import BlockHash, BlockKey
+from kvhive.proto.errors import InvalidRequest
+from kvhive.router.routing_policy import RoutingPolicy
+from kvhive.scripts.sim_costs import CostModel
+from kvhive.scripts.sim_peers import PeerFacts
+from kvhive.scripts.sim_router import DecisionTime, SimulatedRouter
+from kvhive.scripts.sim_worker import SimulatedWorker, keys_of, sequence
+from kvhive.scripts.trace_arrivals import Schedule
+from kvhive.scripts.trace_format import Trace
+from kvhive.worker.sequence import Sequence as EngineSequence
+from kvhive.worker.step_plan import Progress
+
+_ANSWER_BIT = 1 << 120
+"""Block ids of answers, which no prompt of a trace shares, lie above those of prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What is simulated besides the trace."""
+
+    workers: int
+    capacity_blocks: int
+    """Of each worker's pool."""
+    block_size: int = 16
+    cost: CostModel = CostModel()  # noqa: RUF009 - frozen
+    index_lag_s: float = 0.0
+    """How much later than its events a router's index is, beyond what publishing takes."""
+    seed: int = 0
+
+
+class BlockIds:
+    """Block hashes of a trace's ids, made once for all policies: bytes that differ where ids do.
+
+    A hash is as long as a key here, and so is its own key. Nothing is computed; equal ids share one object.
+    """
+
+    def __init__(self, trace: Trace, block_size: int) -> None:
+        self._parts = trace.block_size // block_size
+        self._block_size = block_size
+        self._table = [BlockHash(n.to_bytes(16, "big")) for n in range(trace.ids * self._parts)]
+
+    def prompt(self, prompt_tokens: int, spans: Sequence[tuple[int, int]]) -> list[BlockHash]:
+        """The hashes of a prompt's full blocks."""
+        parts, table = self._parts, self._table
+        chain: list[BlockHash] = []
+        for start, count in spans:
+            chain += table[start * parts : (start + count) * parts]
+        return chain[: prompt_tokens // self._block_size]
+
+    def answer(self, number: int, prompt_tokens: int, total_tokens: int) -> list[BlockHash]:
+        """Hashes of the full blocks that the answer of request `number` ends in; nobody else has them."""
+        size, first = self._block_size, _ANSWER_BIT | number << 32
+        blocks = total_tokens // size - prompt_tokens // size
+        return [BlockHash((first + n).to_bytes(16, "big")) for n in range(blocks)]
+
+
+@dataclass(slots=True)
+class Served:
+    """What became of one request."""
+
+    number: int
+    arrived_at: float
+    prompt_tokens: int
+    output_tokens: int
+    worker_id: str = ""
+    cached_tokens: int = 0
+    reachable_tokens: int = 0
+    first_token_at: float = -1.0
+    finished_at: float = -1.0
+    refused: bool = False
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a simulation gave."""
+
+    served: list[Served]
+    workers: list[SimulatedWorker] = field(repr=False)
+    decisions: DecisionTime
+
+
+@dataclass(slots=True)
+class _Flight:
+    served: Served
+    seq: EngineSequence
+    worker: SimulatedWorker
+    keys: tuple[BlockKey, ...]
+
+
+class Simulation:
+    """Runs once. `facts` are kept true for peers that need them; without it nothing is kept."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        ids: BlockIds,
+        schedule: Schedule,
+        fleet: Fleet,
+        policy: RoutingPolicy,
+        facts: PeerFacts | None = None,
+    ) -> None:
+        self.now = 0.0
+        self._trace = trace
+        self._ids = ids
+        self._schedule = schedule
+        self._fleet = fleet
+        self._facts = facts
+        size, clock = fleet.block_size, self._read_clock
+        width = len(str(fleet.workers - 1))
+        self._workers = [
+            SimulatedWorker(f"w{number:0{width}d}", fleet.capacity_blocks, size, fleet.cost, clock)
+            for number in range(fleet.workers)
+        ]
+        self._by_id = {worker.worker_id: worker for worker in self._workers}
+        self._router = SimulatedRouter(self._workers, policy, size, clock, fleet.index_lag_s, fleet.seed)
+        self._flights: dict[str, _Flight] = {}
+        self._served: list[Served] = []
+        self._order = itertools.count()
+        # (time, order, request) of arrivals, (time, order, -1 - worker) of ends of steps.
+        self._events: list[tuple[float, int, int]] = []
+        self._numbers = {worker.worker_id: n for n, worker in enumerate(self._workers)}
+
+    def run(self, tell: Callable[[int], None] = lambda done: None) -> Outcome:
+        """Play the trace to its end; `tell` hears how many requests have arrived."""
+        for at, number in self._schedule.starts:
+            self._push(at, number)
+        while self._events:
+            at, _, what = heapq.heappop(self._events)
+            if what >= 0:
+                self.now = at
+                self._arrive(what)
+                tell(len(self._served))
+            else:
+                worker = self._workers[-1 - what]
+                if worker.ends_at == at:  # else it was cut short, and has ended already
+                    self.now = at
+                    self._end_step(worker)
+        return Outcome(self._served, self._workers, self._router.decisions)
+
+    def _read_clock(self) -> float:
+        return self.now
+
+    def _push(self, at: float, what: int) -> None:
+        heapq.heappush(self._events, (at, next(self._order), what))
+
+    def _await(self, worker: SimulatedWorker) -> None:
+        if worker.ends_at is not None:
+            self._push(worker.ends_at, -1 - self._numbers[worker.worker_id])
+
+    def _arrive(self, number: int) -> None:
+        request, request_id = self._trace.requests[number], str(number)
+        served = Served(number, self.now, request.prompt_tokens, request.output_tokens)
+        self._served.append(served)
+        hashes = self._ids.prompt(request.prompt_tokens, list(request.spans()))
+        keys = keys_of(hashes)
+        self._tell_facts(keys)
+        try:
+            placement = self._router.place(request_id, request.prompt_tokens, keys, request.output_tokens)
+        except InvalidRequest:
+            served.refused = True
+            self._go_on(number)
+            return
+        worker = self._by_id[placement.worker_id]
+        total = request.prompt_tokens + request.output_tokens
+        hashes += self._ids.answer(number, request.prompt_tokens, total)
+        seq = sequence(request_id, request.prompt_tokens, request.output_tokens, hashes)
+        served.worker_id, served.reachable_tokens = placement.worker_id, placement.reachable_tokens
+        self._flights[request_id] = _Flight(served, seq, worker, keys)
+        if self._facts is not None:
+            self._facts.enter(worker.worker_id, keys)
+        before = worker.ends_at
+        worker.submit(seq)
+        if worker.ends_at != before:
+            self._await(worker)
+
+    def _end_step(self, worker: SimulatedWorker) -> None:
+        progress, changes = worker.finish()
+        self._router.publish(worker.worker_id, changes)
+        for item in progress:
+            if item.tokens:
+                self._take(item)
+        self._await(worker)
+
+    def _take(self, item: Progress) -> None:
+        """News of a request: its first token, or its end."""
+        seq = item.seq
+        flight = self._flights[seq.request_id]
+        if flight.served.first_token_at < 0:
+            flight.served.first_token_at = self.now
+            flight.served.cached_tokens = seq.cached_tokens or 0
+            self._router.first_token(seq.request_id)
+        if seq.finish_reason is not None:
+            flight.served.finished_at = self.now
+            del self._flights[seq.request_id]
+            self._router.finish(seq.request_id)
+            if self._facts is not None:
+                self._facts.leave(flight.worker.worker_id, flight.keys)
+            self._go_on(flight.served.number)
+
+    def _go_on(self, number: int) -> None:
+        """The next turn of a session comes after the reader has thought."""
+        following = self._schedule.after.get(number)
+        if following is not None:
+            self._push(self.now + self._trace.requests[following].think_s, following)
+
+    def _tell_facts(self, keys: tuple[BlockKey, ...]) -> None:
+        if self._facts is None:
+            return
+        self._facts.arriving = keys
+        for worker in self._workers:
+            usage = worker.pool.usage()
+            self._facts.waiting[worker.worker_id] = len(worker.scheduler.waiting)
+            self._facts.used_share[worker.worker_id] = usage.live / usage.total
