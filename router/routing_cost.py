@@ -1,7 +1,7 @@
 """What a request costs at each worker, in seconds: one formula for all candidates at once.
 
     cost(w)  = queue_s + room_s + price * compute_s + decode_s
-    price(w) = 2 + 5 / (1 + victim age / 120 s)
+    price(w) = 2 + 2 / (1 + victim age / 120 s)
 
 `queue_s` is the prefill work ahead of the request, `compute_s` that of its own uncached tokens, both by
 the step-time model the worker measured of itself. The price is above 1 because computing spends capacity
@@ -24,7 +24,7 @@ from kvhive.router.routing_policy import Candidate, CandidateCost, RouteRequest
 BASE_PRICE = 2.0
 """What a second of computing is taken to cost, in seconds of everybody's; measured on traces, not derived."""
 
-EVICTION_PRICE = 5.0
+EVICTION_PRICE = 2.0
 """The same, on top, for computing that evicts what was used just now."""
 
 EVICTION_AGE_S = 120.0

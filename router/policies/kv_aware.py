@@ -18,9 +18,9 @@ from kvhive.router.rendezvous import home_scores
 from kvhive.router.routing_cost import compare
 from kvhive.router.routing_policy import Candidate, Decision, RouteReason, RouteRequest
 
-TIE_SHARE = 0.05
+TIE_SHARE = 0.01
 TIE_S = 0.002
-"""Costs within 5 % or 2 ms of the best are a tie: what is reported is as old as that. On traces a wider tie,
+"""Costs within 1 % or 2 ms of the best are a tie: what is reported is as old as that. On traces a wider tie,
 which is a longer wait at home for some, cost more than homes are worth."""
 
 MINOR_SHARE = 0.125
