@@ -76,6 +76,7 @@ class FusedLayers(Protocol):
         pool:          [blocks, layers, 2, kv_heads, block_size, head_dim] of hidden's dtype
         slot_mapping:  [T] int64
 
-        Bit for bit what the operators compute one by one. Raises IndexError for a slot outside the pool.
+        All contiguous, and one call at a time: memory between the layers is kept. Bit for bit what the
+        operators compute one by one. Raises IndexError for a slot outside the pool.
         """
         ...

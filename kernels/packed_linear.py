@@ -13,6 +13,6 @@ class PackedLinear(Protocol):
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return [rows, out] in x's dtype for x [rows, in] and bias [out] of the same dtype.
 
-        A row's bits do not depend on how many others are computed with it.
+        Of the native kernels a row's bits do not depend on how many others are computed with it.
         """
         ...

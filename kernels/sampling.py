@@ -53,7 +53,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int | None
 
     Raises ValueError when shapes do not fit or a parameter is out of range. A device is waited for once, for
     the tokens; again for rows whose top-p or typical-p needs more than _DEVICE_PROBE tokens, and a few times
-    where penalties count a history.
+    where penalties count a history, or tokens are forbidden or have a bias.
     """
     if logits.dim() != 2 or logits.shape[0] != len(rows):
         raise ValueError(f"logits: needs [{len(rows)}, vocab_size], is {tuple(logits.shape)}")

@@ -57,7 +57,7 @@ class WorkersConfig:
     cuda_graphs: bool = True
     """On CUDA: record decode steps once and replay them, which saves hundreds of launches a step."""
     deterministic: bool = False
-    """On CUDA: linear layers whose rows do not depend on the batch, slower; CPUs need no option."""
+    """On CUDA: linear layers whose rows do not depend on the batch, slower; on a CPU float32 has them so."""
     max_step_tokens: int = 512
     """The token budget of one step: decodes first, then prompt chunks."""
     max_running: int = 16

@@ -123,9 +123,11 @@ def _row(kernel: str, case: str, *columns: object) -> str:
 def _compile_by_name(name: str, architecture: int) -> list[Report]:
     """Run in a process of its own: cases hold tensors and functions that are not worth sending."""
     (case,) = (case for case in cases() if case.name == name)
-    return [
-        _report(case, kernel, binary, architecture) for kernel, binary in _compiled(case.launch, architecture)
-    ]
+    compiled = _compiled(case.launch, architecture)
+    launched = [kernel for kernel, _ in compiled]
+    if case.needs_wgmma and case.needs_wgmma not in launched:
+        raise ValueError(f"{name}: needs {case.needs_wgmma} to be launched, has {launched}")
+    return [_report(case, kernel, binary, architecture) for kernel, binary in compiled]
 
 
 class _NoDevice:

@@ -17,7 +17,6 @@ from kvhive.scripts.sim_worker import SimulatedWorker, keys_of, sequence
 from kvhive.scripts.trace_arrivals import Schedule
 from kvhive.scripts.trace_format import Trace
 from kvhive.worker.sequence import Sequence as EngineSequence
-from kvhive.worker.step_plan import Progress
 
 _ANSWER_BIT = 1 << 120
 """Block ids of answers, which no prompt of a trace shares, lie above those of prompts."""
@@ -183,16 +182,14 @@ class Simulation:
             self._await(worker)
 
     def _end_step(self, worker: SimulatedWorker) -> None:
-        progress, changes = worker.finish()
+        gained, changes = worker.finish()
         self._router.publish(worker.worker_id, changes)
-        for item in progress:
-            if item.tokens:
-                self._take(item)
+        for seq in gained:
+            self._take(seq)
         self._await(worker)
 
-    def _take(self, item: Progress) -> None:
+    def _take(self, seq: EngineSequence) -> None:
         """News of a request: its first token, or its end."""
-        seq = item.seq
         flight = self._flights[seq.request_id]
         if flight.served.first_token_at < 0:
             flight.served.first_token_at = self.now

@@ -22,7 +22,7 @@ from kvhive.worker.kv_cache_manager import KvCacheManager
 from kvhive.worker.model_runner import ChunkResult
 from kvhive.worker.scheduler import Scheduler, SchedulerLimits
 from kvhive.worker.sequence import SamplingParams, Sequence
-from kvhive.worker.step_plan import Progress, Scheduled
+from kvhive.worker.step_plan import Scheduled
 
 LONGEST_STRETCH_S = 0.5
 """Decode steps taken as one last at most a heartbeat, so that reports stay as true as real ones."""
@@ -105,8 +105,8 @@ class SimulatedWorker:
         elif self._stretch > 1:
             self._cut(self._clock())
 
-    def finish(self) -> tuple[list[Progress], EventBatch]:
-        """End the step: commit it and begin the next one. Return what it did and how the cache changed."""
+    def finish(self) -> tuple[list[Sequence], EventBatch]:
+        """End the step, begin the next one. Return who gained tokens and how the cache changed."""
         now = self._clock()
         self.busy_s += now - self._began
         results = []
@@ -121,11 +121,12 @@ class SimulatedWorker:
                 reaches_end = seq.num_computed + item.num_tokens == len(seq.tokens)
                 results.append(ChunkResult(range(1) if reaches_end else ()))
                 self.computed_tokens += 0 if seq.prompt_ready else item.num_tokens
-        progress = self.scheduler.commit(self._plan, results)
+        self.scheduler.commit(self._plan, results)
+        gained = [item.seq for item, result in zip(self._plan, results, strict=True) if result.tokens]
         self._steps += 1
         self._note()
         self._begin()
-        return progress, self._changes()
+        return gained, self._changes()
 
     def report(self, at: float) -> LoadReport:
         """What the worker said of itself at a moment; the moments of calls must not go back."""

@@ -15,8 +15,8 @@ _TYPICAL_ROWS = 8
 class Linear:
     """y = x Wᵀ + b.
 
-    On the CPU `pack` lays the weight out once instead of at every call. A row's result does not depend on how
-    many others are computed with it.
+    On the CPU `pack` lays the weight out once instead of at every call. With the native kernels a row's
+    result does not depend on how many others are computed with it; oneDNN and cuBLAS promise nothing.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:

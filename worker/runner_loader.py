@@ -12,6 +12,7 @@ from kvhive.worker.model_config import read_model_config, resolve_dtype
 from kvhive.worker.model_loader import load_model
 from kvhive.worker.pool_size import DeviceMemory
 from kvhive.worker.torch_runner import TorchModelRunner
+from kvhive.worker.transformers_config import TransformersConfig
 
 
 def load_runner(
@@ -34,6 +35,10 @@ def load_runner(
     config = read_model_config(model_path)
     dtype = resolve_dtype(config, dtype, device)
     place = torch_device(device)
+    if kv_dtype != "auto" and isinstance(config, TransformersConfig):
+        raise ModelError(
+            f"{model_path}: workers.kv_dtype: transformers computes this model, with KV in its own dtype only"
+        )
     invariant = memory is not None and memory.deterministic and place.type == "cuda"
     model = load_model(model_path, config, getattr(torch, dtype), place, invariant)
     pool = PoolSpec(num_blocks, block_size, kv_dtype)

@@ -85,22 +85,23 @@ class Decoder {
 
   // What a half of the layer gave: normed where the model says so, added to the residual, normed for the next.
   void norm(const void* own, const void* next) const {
-    if (own) rms_norm(step.hidden, nullptr, own, step.hidden, step.tokens, step.hidden_size);
-    rms_norm(step.hidden, step.residual, next, step.hidden, step.tokens, step.hidden_size);
+    if (own) rms_norm(step.hidden, nullptr, own, step.hidden, step.tokens, step.hidden_size, step.threads);
+    rms_norm(step.hidden, step.residual, next, step.hidden, step.tokens, step.hidden_size, step.threads);
   }
 
   // Heads [first, first + count) of all tokens, in place.
   void norm_heads(const void* weight, int64_t first, int64_t count) const {
     int64_t head = step.head_dim * step.itemsize(), row = (step.heads + 2 * step.kv_heads) * head;
-    for (int64_t token = 0; token < step.tokens; token++) {
+    for_each(step.tokens, threads_for(step.tokens * count * step.head_dim, step.threads), [&](int64_t token) {
       char* heads = step.qkv + token * row + first * head;
-      rms_norm(heads, nullptr, weight, heads, count, step.head_dim);
-    }
+      rms_norm(heads, nullptr, weight, heads, count, step.head_dim, 1);
+    });
   }
 
-  void rms_norm(void* x, void* residual, const void* weight, void* out, int64_t rows, int64_t width) const {
+  void rms_norm(void* x, void* residual, const void* weight, void* out, int64_t rows, int64_t width,
+                int64_t threads) const {
     kvhive_rms_norm(step.dtype, step.norm_dtype, x, residual, weight, out, rows, 1, width, 0, width,
-                    float(step.eps), step.threads);
+                    float(step.eps), threads);
   }
 };
 

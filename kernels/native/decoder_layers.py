@@ -12,6 +12,7 @@ from kvhive.kernels.decoder_layers import LayerParts, LayersShape, Projection
 from kvhive.kernels.native.attention_plan import attention_plan
 from kvhive.kernels.native.library import (
     DTYPES,
+    STORED,
     AttentionOfStep,
     DecoderLayerCall,
     LayersCall,
@@ -112,7 +113,7 @@ def can_fuse(layers: Sequence[LayerParts], shape: LayersShape) -> bool:
         bool(layers)
         and all(isinstance(projection.layer, NativeLinear) for projection in projections)
         and len({norm.dtype for norm in norms}) == 1
-        and norms[0].dtype in DTYPES
+        and norms[0].dtype in STORED
         and shape.attention_scale > 0
         and shape.head_dim % 8 == 0
         and shape.head_dim <= 256

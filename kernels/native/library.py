@@ -15,6 +15,9 @@ import torch
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float64: 2}
 """Their numbers in calls, as in parallel.h."""
 
+STORED = (torch.float32, torch.bfloat16)
+"""Those of weights, activations and KV."""
+
 
 class AttentionCall(ctypes.Structure):
     """Mirrors the struct of the same name in attention_work.h."""
@@ -121,6 +124,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "kvhive_pack_halves": (None, (_P, _P, _N, _N, _N)),
     "kvhive_linear": (None, (_N, _N, _P, _P, _P, _P, _N, _N, _N, _N)),
     "kvhive_decoder_layers": (c_int, (POINTER(LayersCall),)),
+    "kvhive_team_try": (None, (_N, _N, _P, _P)),
     "kvhive_greedy": (None, (_N, _P, _P, _P, _N, _N, _N)),
     "kvhive_gumbel_scratch": (_N, (_N, _N)),
     "kvhive_gumbel_argmax": (None, (_N, _P, _P, _P, _P, _N, _N, _N)),

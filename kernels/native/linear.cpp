@@ -30,7 +30,7 @@ class Linear {
 
   void run(int threads) const {
     int64_t groups = (rows + GROUP_ROWS - 1) / GROUP_ROWS, bytes = inputs * ROW_BYTES;
-    int64_t fitting = rows > TILE_ROWS * 2 ? PIECE_PANELS : std::max<int64_t>(1, PIECE_BYTES / bytes);
+    int64_t fitting = rows > 2 * TILE_ROWS ? PIECE_PANELS : std::max<int64_t>(1, PIECE_BYTES / bytes);
     int64_t fair = std::max<int64_t>(1, panels * groups / (SHARES * threads));
     // Whole runs of the panels that few rows take at once, or the last run of each piece would be slow.
     int64_t run = panels_for(rows), most = std::max(run, std::min(fitting, fair) / run * run);

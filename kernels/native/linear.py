@@ -6,7 +6,7 @@ import ctypes
 
 import torch
 
-from kvhive.kernels.native.library import DTYPES
+from kvhive.kernels.native.library import DTYPES, STORED
 
 
 class NativeLinear:
@@ -19,7 +19,6 @@ class NativeLinear:
     def __init__(self, library: ctypes.CDLL, weight: torch.Tensor) -> None:
         """Pack weight: [out, in] float32 or bfloat16, contiguous, on the CPU."""
         self._linear = library.kvhive_linear
-        self._dtype = weight.dtype
         self.outputs, self.inputs = weight.shape
         halved = weight.to(torch.bfloat16)
         self.halves = weight.dtype == torch.bfloat16 or torch.equal(halved.float(), weight)
@@ -39,6 +38,12 @@ class NativeLinear:
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See PackedLinear."""
+        if x.dtype not in STORED or x.dim() != 2 or x.shape[1] != self.inputs:
+            raise ValueError(f"x: needs [rows, {self.inputs}] of {STORED}, is {tuple(x.shape)} of {x.dtype}")
+        if bias is not None and (bias.dtype != x.dtype or bias.shape != (self.outputs,)):
+            raise ValueError(
+                f"bias: needs [{self.outputs}] of {x.dtype}, is {tuple(bias.shape)} of {bias.dtype}"
+            )
         x = x.contiguous()
         out = x.new_empty(x.shape[0], self.outputs)
         self._linear(

@@ -11,13 +11,8 @@ namespace kvhive {
 
 constexpr int PANEL = 2 * LANES;
 
-// Registers hold the sums of so many rows and panels; what is multiplied has the others.
-#if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int MOST_SUMS = 24;
-#else
-constexpr int MOST_SUMS = 12;
-#endif
-constexpr int TILE_ROWS = MOST_SUMS / 2;
+// Rows whose sums, two vectors each, leave registers for what is multiplied where there are sixteen.
+constexpr int TILE_ROWS = 6;
 
 // Weights as float32: a panel's row is PANEL floats.
 struct WholeWeights {

@@ -18,7 +18,7 @@ from kvhive.kernels.native.attention_plan import attention_plan
 from kvhive.kernels.native.build_cache import cached_library
 from kvhive.kernels.native.compiler import BuildError, Compiler, native_sources
 from kvhive.kernels.native.decoder_layers import NativeLayers, can_fuse
-from kvhive.kernels.native.library import DTYPES, Stream, load_library
+from kvhive.kernels.native.library import DTYPES, STORED, Stream, load_library
 from kvhive.kernels.native.linear import NativeLinear
 from kvhive.kernels.philox import NoiseStream
 from kvhive.kernels.reference.operators import ReferenceOperators
@@ -26,7 +26,6 @@ from kvhive.kernels.reference.operators import ReferenceOperators
 log = logging.getLogger(__name__)
 
 _MOST_HEAD_DIM = 256
-_STORED = (torch.float32, torch.bfloat16)
 _SCORES = (torch.float32, torch.float64)
 
 
@@ -37,16 +36,16 @@ class NativeOperators(ReferenceOperators):
 
     def __init__(self, library: ctypes.CDLL) -> None:
         """Take what load_library returned."""
-        self._library = library
+        self.library = library
 
     def pack_linear(self, weight: torch.Tensor) -> NativeLinear | None:
         """See Operators."""
-        fits = weight.dtype in _STORED and weight.is_contiguous() and weight.numel()
-        return NativeLinear(self._library, weight) if fits else None
+        fits = weight.dtype in STORED and weight.is_contiguous() and weight.numel()
+        return NativeLinear(self.library, weight) if fits else None
 
     def fuse_layers(self, layers: Sequence[LayerParts], shape: LayersShape) -> NativeLayers | None:
         """See Operators."""
-        return NativeLayers(self._library, layers, shape) if can_fuse(layers, shape) else None
+        return NativeLayers(self.library, layers, shape) if can_fuse(layers, shape) else None
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See rms_norm.py."""
@@ -77,7 +76,7 @@ class NativeOperators(ReferenceOperators):
         rows: tuple[int, int, int, int],
     ) -> torch.Tensor:
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        self._library.kvhive_rms_norm(
+        self.library.kvhive_rms_norm(
             DTYPES[x.dtype],
             DTYPES[weight.dtype],
             x.data_ptr(),
@@ -93,15 +92,15 @@ class NativeOperators(ReferenceOperators):
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """See activation.py."""
-        if gate_up.dtype not in _STORED or not gate_up.is_contiguous() or not gate_up.numel():
+        if gate_up.dtype not in STORED or not gate_up.is_contiguous() or not gate_up.numel():
             return super().silu_and_mul(gate_up)
-        return self._gated(self._library.kvhive_silu_and_mul, gate_up)
+        return self._gated(self.library.kvhive_silu_and_mul, gate_up)
 
     def gelu_tanh_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """See activation.py."""
-        if gate_up.dtype not in _STORED or not gate_up.is_contiguous() or not gate_up.numel():
+        if gate_up.dtype not in STORED or not gate_up.is_contiguous() or not gate_up.numel():
             return super().gelu_tanh_and_mul(gate_up)
-        return self._gated(self._library.kvhive_gelu_tanh_and_mul, gate_up)
+        return self._gated(self.library.kvhive_gelu_tanh_and_mul, gate_up)
 
     def _gated(self, function: ctypes._NamedFuncPointer, gate_up: torch.Tensor) -> torch.Tensor:
         *leading, both = gate_up.shape
@@ -118,11 +117,11 @@ class NativeOperators(ReferenceOperators):
 
     def rotary_embedding(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """See rotary_embedding.py."""
-        if x.dtype not in _STORED or not _dense_heads(x) or not _angles_fit(cos, sin):
+        if x.dtype not in STORED or not _dense_heads(x) or not _angles_fit(cos, sin):
             return super().rotary_embedding(x, cos, sin)
         tokens, heads, head_dim = x.shape
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        self._library.kvhive_rotary(
+        self.library.kvhive_rotary(
             DTYPES[x.dtype],
             x.data_ptr(),
             out.data_ptr(),
@@ -141,10 +140,10 @@ class NativeOperators(ReferenceOperators):
     ) -> None:
         """See reshape_and_cache.py. Raises IndexError for a slot outside the pool, as torch does."""
         fits = _dense_heads(key) and _dense_heads(value) and _is_pool_layer(pool_layer)
-        if key.dtype not in _STORED or not fits or not slot_mapping.is_contiguous():
+        if key.dtype not in STORED or not fits or not slot_mapping.is_contiguous():
             return super().reshape_and_cache(key, value, pool_layer, slot_mapping)
         blocks, _, kv_heads, block_size, head_dim = pool_layer.shape
-        outside = self._library.kvhive_reshape_and_cache(
+        outside = self.library.kvhive_reshape_and_cache(
             DTYPES[key.dtype],
             key.data_ptr(),
             value.data_ptr(),
@@ -172,12 +171,12 @@ class NativeOperators(ReferenceOperators):
         slot_mapping: torch.Tensor,
     ) -> torch.Tensor:
         """See rotary_and_cache.py. Turns queries in place. Raises IndexError as reshape_and_cache does."""
-        fits = qkv.dtype in _STORED and qkv.is_contiguous() and _is_pool_layer(pool_layer)
+        fits = qkv.dtype in STORED and qkv.is_contiguous() and _is_pool_layer(pool_layer)
         if not (fits and _angles_fit(cos, sin) and slot_mapping.is_contiguous()):
             return super().rotary_and_cache(qkv, cos, sin, pool_layer, slot_mapping)
         blocks, _, kv_heads, block_size, head_dim = pool_layer.shape
         tokens, heads = qkv.shape[0], qkv.shape[1] - 2 * kv_heads
-        outside = self._library.kvhive_rotary_and_cache(
+        outside = self.library.kvhive_rotary_and_cache(
             DTYPES[qkv.dtype],
             qkv.data_ptr(),
             cos.data_ptr(),
@@ -208,10 +207,10 @@ class NativeOperators(ReferenceOperators):
     ) -> torch.Tensor:
         """See paged_attention.py."""
         tokens, _, head_dim = query.shape
-        fits = query.dtype in _STORED and query.dtype == pool_layer.dtype and _dense_heads(query)
+        fits = query.dtype in STORED and query.dtype == pool_layer.dtype and _dense_heads(query)
         if not (fits and tokens and scale > 0) or head_dim % 8 or head_dim > _MOST_HEAD_DIM:
             return super().paged_attention(query, pool_layer, metadata, scale, window, softcap)
-        plan = attention_plan(self._library, query, pool_layer, metadata, scale, window, softcap)
+        plan = attention_plan(self.library, query, pool_layer, metadata, scale, window, softcap)
         return plan.run(query, pool_layer)
 
     def gather_blocks(self, pool: torch.Tensor, blocks: torch.Tensor, out: torch.Tensor) -> None:
@@ -236,7 +235,7 @@ class NativeOperators(ReferenceOperators):
         sources = None if sources is None else sources.contiguous()
         targets = None if targets is None else targets.contiguous()
         count = min(ids.shape[0] for ids in (sources, targets) if ids is not None)
-        outside = self._library.kvhive_copy_blocks(
+        outside = self.library.kvhive_copy_blocks(
             from_.data_ptr(),
             None if sources is None else sources.data_ptr(),
             from_.shape[0],
@@ -252,11 +251,11 @@ class NativeOperators(ReferenceOperators):
 
     def greedy(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See Operators."""
-        if logits.dtype not in _STORED or not logits.is_contiguous() or not logits.numel():
+        if logits.dtype not in STORED or not logits.is_contiguous() or not logits.numel():
             return super().greedy(logits)
         rows, vocab_size = logits.shape
         largest, tokens = logits.new_empty(rows), torch.empty(rows, dtype=torch.int64)
-        self._library.kvhive_greedy(
+        self.library.kvhive_greedy(
             DTYPES[logits.dtype],
             logits.data_ptr(),
             largest.data_ptr(),
@@ -276,9 +275,9 @@ class NativeOperators(ReferenceOperators):
         # ctypes keeps the lowest 32 bits of each.
         parts = (Stream * rows)(*((seed, seed >> 32, choice, position) for seed, choice, position in streams))
         tokens = torch.empty(rows, dtype=torch.int64)
-        size: int = self._library.kvhive_gumbel_scratch(rows, vocab_size)
+        size: int = self.library.kvhive_gumbel_scratch(rows, vocab_size)
         scratch = torch.empty(size, dtype=torch.uint8)
-        self._library.kvhive_gumbel_argmax(
+        self.library.kvhive_gumbel_argmax(
             DTYPES[scores.dtype],
             scores.data_ptr(),
             ctypes.addressof(parts),
@@ -310,7 +309,7 @@ def native_operators(required: bool) -> NativeOperators | None:
 
 
 def _weight_fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    known = x.dtype in _STORED and weight.dtype in (torch.float32, x.dtype)
+    known = x.dtype in STORED and weight.dtype in (torch.float32, x.dtype)
     return known and bool(weight.is_contiguous())
 
 

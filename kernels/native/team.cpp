@@ -1,7 +1,9 @@
-#include "team.h"
+#include "parallel.h"
 
+#include <pthread.h>
 #include <sched.h>
 
+#include <system_error>
 #include <thread>
 
 namespace kvhive {
@@ -19,25 +21,33 @@ inline void look_again() {
 #endif
 }
 
+// A child process has a copy of the team and none of its threads; its locks may be held by some of those.
+std::atomic<bool> forked{false};
+
 }  // namespace
 
 Team& Team::of_process() {
-  static Team* team = new Team;
+  static Team* team = [] {
+    pthread_atfork(nullptr, nullptr, [] { forked.store(true); });
+    return new Team;
+  }();
   return *team;
 }
 
 void Team::run(int64_t count, int threads, void* of, Piece each) {
   std::unique_lock<std::mutex> turn(taken, std::defer_lock);
-  if (threads <= 1 || count <= 1 || !turn.try_lock()) {
+  if (threads <= 1 || count <= 1 || forked.load(std::memory_order_relaxed) || !turn.try_lock()) {
     for (int64_t i = 0; i < count; i++) each(of, i, 0);
     return;
   }
   grow(threads - 1);
   uint32_t now = round.load(std::memory_order_relaxed) + 1;
+  // Closed first: a helper who is late for the round before and sees what is said of this one finds nothing.
+  next_piece.store(uint64_t(now) << 32 | UINT32_MAX);
   work = of, piece = each;
   seats.store(threads, std::memory_order_relaxed);
   done.store(0, std::memory_order_relaxed);
-  pieces.store(count, std::memory_order_relaxed);
+  pieces.store(count, std::memory_order_release);
   next_piece.store(uint64_t(now) << 32, std::memory_order_release);
   round.store(now);
   if (sleepers.load()) {
@@ -50,7 +60,11 @@ void Team::run(int64_t count, int threads, void* of, Piece each) {
 }
 
 void Team::grow(int wanted) {
-  for (; helpers < wanted; helpers++) std::thread(&Team::help, this, helpers + 1).detach();
+  for (; helpers < wanted; helpers++) try {
+      std::thread(&Team::help, this, helpers + 1).detach();
+    } catch (const std::system_error&) {
+      return;  // no more threads for this process: fewer share the work
+    }
 }
 
 void Team::help(int thread) {
@@ -75,7 +89,7 @@ bool Team::another_round(uint32_t seen) {
 
 void Team::take_pieces(uint32_t of_round, int thread) {
   uint64_t next = next_piece.load(std::memory_order_acquire);
-  while (uint32_t(next >> 32) == of_round && int64_t(uint32_t(next)) < pieces.load(std::memory_order_relaxed)) {
+  while (uint32_t(next >> 32) == of_round && int64_t(uint32_t(next)) < pieces.load(std::memory_order_acquire)) {
     if (!next_piece.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel)) continue;
     // The piece is ours, and the round cannot end before it is done.
     piece(work, int64_t(uint32_t(next)), thread);
@@ -85,3 +99,13 @@ void Team::take_pieces(uint32_t of_round, int thread) {
 }
 
 }  // namespace kvhive
+
+using namespace kvhive;
+
+// For tests: run `count` pieces and say how often each was done, and by which thread it was done last.
+KVHIVE_EXPORT void kvhive_team_try(int64_t count, int64_t threads, int32_t* times, int32_t* by) {
+  for_pieces(count, int(threads), [&](int64_t piece, int thread) {
+    __atomic_fetch_add(times + piece, 1, __ATOMIC_RELAXED);
+    by[piece] = thread;
+  });
+}

@@ -34,7 +34,7 @@ class Team {
   int helpers = 0;
 
   // A round is one call of run. The next piece stands behind its round's number, so that a helper who comes late
-  // takes nothing of a later round by mistake; the others may change only when every piece is done.
+  // takes nothing of a later round by mistake; the others change while the next piece is none.
   std::atomic<uint32_t> round{0};
   std::atomic<uint64_t> next_piece{0};
   std::atomic<int64_t> pieces{0}, done{0};

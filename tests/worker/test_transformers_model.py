@@ -178,3 +178,9 @@ def test_whatever_changes_kv_changes_the_identity(tmp_path):
     assert {model_identity(tmp_path / "copy", "float32", 16)} == seen
     edit(tmp_path / "copy", {"embedding_multiplier": 3.0})
     assert model_identity(tmp_path / "copy", "float32", 16) not in seen
+
+
+def test_kv_in_eight_bits_is_refused(tmp_path):
+    make("OPT").save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"workers\.kv_dtype: transformers computes this model"):
+        load_runner(tmp_path, num_blocks=8, kv_dtype="fp8")
