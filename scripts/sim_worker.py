@@ -9,7 +9,7 @@ off where a newcomer comes in. The engine's own loop would compute every one of 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -42,9 +42,12 @@ class TokenCount:
     def __len__(self) -> int:
         return self._count
 
-    def extend(self, tokens: Sized) -> None:
-        """Append."""
-        self._count += len(tokens)
+    def __getitem__(self, which: slice) -> range:
+        return range(self._count)[which]
+
+    def append(self, token: int) -> None:
+        """Count one more."""
+        self._count += 1
 
 
 def sequence(request_id: str, prompt_tokens: int, output_tokens: int, hashes: list[BlockHash]) -> Sequence:

@@ -71,7 +71,7 @@ def test_the_version_is_the_distributions(tmp_path: Path) -> None:
         (("--set", "workers.count=many"), "workers.count: must be int"),
         (("--set", "model.path=/does/not/exist"), "/does/not/exist"),
         (("--cluster", "Not/Good"), "cluster: must be"),
-        (("--set", "redis.url=localhost:6379"), "redis.url: must be redis://"),
+        (("--set", "redis.url=localhost:6379"), "redis.url: has another scheme; it must be redis://"),
         (("--set", "redis.url=redis://127.0.0.1:1/0"), "redis.url: no Redis answers there"),
     ],
 )
