@@ -1,6 +1,7 @@
 """What other routers would have chosen: their costs restated over the same candidates, to compare with.
 
-Restated from their documents and public code as of late 2026, at their defaults. They get better facts here
+Restated from notes on their documents, not checked against their code; llm_d's weights are the usual ones of
+its guides, and dynamo's decode blocks are those of prompts alone. They get better facts here
 than at home: the same precise index and predictions as our own policy where they have an approximate tree,
 and queue and cache use without the delay of a scrape. None of this is for production.
 

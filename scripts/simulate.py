@@ -30,7 +30,7 @@ from kvhive.scripts.trace_format import Trace
 from kvhive.scripts.trace_reader import read_trace
 
 MOST_BLOCKS = 50_000_000
-"""Of all pools together: about 1 KB each."""
+"""Of all pools together: about 0.5 KB each."""
 
 TELL_EVERY = 50
 """Requests between two words on the progress."""
