@@ -9,19 +9,10 @@ import pytest
 import torch
 
 from kvhive.kernels.attention_metadata import attention_metadata
-from kvhive.kernels.native.operators import NativeOperators, native_operators
 from kvhive.kernels.reference.operators import ReferenceOperators
 
 REFERENCE = ReferenceOperators()
 TOLERANCES = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 2e-2, "atol": 2e-2}}
-
-
-@pytest.fixture(scope="module")
-def native() -> NativeOperators:
-    found = native_operators(required=False)
-    if found is None:
-        pytest.skip("no C++ compiler here")
-    return found
 
 
 @pytest.fixture(autouse=True)

@@ -7,19 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from kvhive.kernels.native.operators import NativeOperators, native_operators
-
 # Outputs and inputs: below, at and above a panel, a vector, a group of inputs; and a model's.
 SHAPES = pytest.mark.parametrize("shape", [(1, 1), (16, 8), (70, 1500), (17, 33), (576, 1536)], ids=str)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-
-
-@pytest.fixture(scope="module")
-def native() -> NativeOperators:
-    found = native_operators(required=False)
-    if found is None:
-        pytest.skip("no C++ compiler here")
-    return found
 
 
 @pytest.fixture(autouse=True)

@@ -7,21 +7,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from kvhive.kernels.native.operators import NativeOperators, native_operators
 from kvhive.kernels.philox import NoiseStream, gumbel_noise
 from kvhive.kernels.reference.operators import ReferenceOperators
 
 REFERENCE = ReferenceOperators()
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 WIDTHS = pytest.mark.parametrize("width", [1, 8, 13, 48, 576, 1031])
-
-
-@pytest.fixture(scope="module")
-def native() -> NativeOperators:
-    found = native_operators(required=False)
-    if found is None:
-        pytest.skip("no C++ compiler here")
-    return found
 
 
 @pytest.fixture(autouse=True)
