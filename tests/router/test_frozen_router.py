@@ -51,8 +51,8 @@ async def test_a_router_frozen_while_its_worker_serves_two_hundred_prompts(
     kept_batches: int,
     resyncs: int,
 ) -> None:
-    """The pool is turned over five times. Within the stream's length the router reads on; beyond it that costs one
-    snapshot, and not another one afterwards."""
+    """The pool is turned over five times. Within the stream's length the router reads on; beyond it that
+    costs one snapshot, and not another one afterwards."""
     monkeypatch.setattr("kvhive.worker.index_calls.STREAM_MAX_BATCHES", kept_batches)
     await index_redis.config_set("stream-node-max-entries", 8)
     async with running_worker(blocks=POOL_BLOCKS) as rig, lone_router(redis_server.url) as router:

@@ -44,8 +44,8 @@ def server(clocks: dict[str, HostClock], tmp_path: Path) -> Iterator[EmbeddedRed
 async def test_an_hour_forward_and_back_on_each_host_in_turn(
     server: EmbeddedRedis, clocks: dict[str, HostClock]
 ) -> None:
-    """Whoever's clock it is, the worker stays or comes back, and what it holds is soon known. On a worker's or a
-    router's host nothing happens at all."""
+    """Whoever's clock it is, the worker stays or comes back, and what it holds is soon known. On a worker's
+    or a router's host nothing happens at all."""
     async with (
         connect(server.url) as redis,
         lone_router(server.url, clocks["router"].environment) as router,

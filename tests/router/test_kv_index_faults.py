@@ -1,5 +1,5 @@
-"""What happens to the index when somebody lies or data is lost: nobody is believed to hold more than it does, and
-that takes no longer than is said here."""
+"""What happens to the index when somebody lies or data is lost: nobody is believed to hold more than it
+does, and that takes no longer than is said here."""
 
 from __future__ import annotations
 
