@@ -1,9 +1,10 @@
 """Who is in the cluster: polls the workers' leases and records, and says who may get a request.
 
-A lease is judged on Redis' clock, and by what this process sees of it: a lease that nobody renews for as
-long as it lasts is over, however long Redis, whose clock may have been set back, will keep the record. While
-Redis is away nobody is judged at all; and a worker whose record vanishes before its lease could have ended
-has not died, Redis has lost data: it keeps its place for one lease, in which it will register again.
+A lease is judged on Redis' clock, and by what this process sees of it: a lease that nobody renews for as long
+as it lasts is over, however long Redis, whose clock may have been set back, will keep the record. While Redis
+is away, or takes no writes, nobody is judged at all; and a worker whose record vanishes before its lease
+could have ended has not died, Redis has lost data: it keeps its place for one lease, in which it will
+register again.
 
 How long nobody has renewed a lease counts up to when Redis was asked, not to when its answer was read: this
 process may have been frozen in between.
@@ -75,6 +76,10 @@ class RawWorker:
     """Score in `workers`; 0 when it is not a member."""
     expires_in_ms: int
     """PTTL of the record: negative when it is gone or has no expiry."""
+
+    def left_ms(self, now_ms: float) -> float:
+        """How long its lease still lasts."""
+        return max(self.expires_in_ms, self.deadline_ms - now_ms)
 
 
 @dataclass(slots=True)
@@ -211,6 +216,8 @@ class WorkerRegistry:
         """Read the registrations once and bring the views up to date. Raises RedisError or OSError."""
         asked_at = self.clock()
         now_ms, raw = await self._read()
+        if self._members and all(self._is_over(w, raw[w], now_ms, asked_at) for w in self._members):
+            await self._check_writable()
         now = self.clock()
         if self._failures:
             log.info("registry readable again")
@@ -221,6 +228,14 @@ class WorkerRegistry:
         for remembered in (self._refused, self._stood_still):
             for worker_id in set(remembered) - set(raw):
                 del remembered[worker_id]
+
+    async def _check_writable(self) -> None:
+        """Raise RedisError where Redis answers and takes no writes: then it is not the workers that are
+        silent.
+
+        By a write that changes nothing: there are no deadlines below 0.
+        """
+        await self.redis.zremrangebyscore(self.keys.workers, "-inf", "(0")
 
     async def _read(self) -> tuple[float, dict[str, RawWorker]]:
         answer: Any = await self.redis.eval(_LEASES, 1, self.keys.workers, str(MAX_WORKERS - 1))
@@ -246,8 +261,8 @@ class WorkerRegistry:
 
     def _judge(self, worker_id: str, raw: RawWorker, now_ms: float, asked_at: float, now: float) -> None:
         record = self._parse(worker_id, raw)
-        left_ms = max(raw.expires_in_ms, raw.deadline_ms - now_ms)
-        if record is None or left_ms <= 0 or self._stands_still(worker_id, left_ms + now_ms, asked_at):
+        left_ms = raw.left_ms(now_ms)
+        if record is None or self._is_over(worker_id, raw, now_ms, asked_at):
             self._miss(worker_id, now)
         elif record.state is WorkerState.STOPPED:
             self._leave(worker_id, "stopped")
@@ -256,6 +271,10 @@ class WorkerRegistry:
         else:
             self._refused.pop(worker_id, None)
             self._renew(record, raw.deadline_ms, left_ms, now_ms, asked_at)
+
+    def _is_over(self, worker_id: str, raw: RawWorker, now_ms: float, asked_at: float) -> bool:
+        left_ms = raw.left_ms(now_ms)
+        return not raw.fields or left_ms <= 0 or self._stands_still(worker_id, left_ms + now_ms, asked_at)
 
     def _stands_still(self, worker_id: str, expiry_ms: float, asked_at: float) -> bool:
         """Whether a lease was not renewed for as long as it lasts: only a clock set back keeps such a one."""

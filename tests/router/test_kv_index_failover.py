@@ -90,6 +90,28 @@ async def test_a_server_that_refuses_for_a_moment_costs_nobody_a_snapshot(
         await eventually(lambda: router.mirror.staleness_s() < 0.5)
 
 
+async def test_a_redis_that_takes_no_writes_for_several_leases_costs_no_worker(
+    own_redis: EmbeddedRedis,
+) -> None:
+    """All leases end, since nobody can renew one, which the router can see: it goes on as it was."""
+    async with (
+        connect(own_redis.url, 5.0) as operators,
+        connect(own_redis.url) as redis,
+        worker(redis) as w1,
+        routing(redis) as router,
+    ):
+        w1.add(stored(1, 2))
+        await agrees(router, w1)
+        async with read_only(operators):
+            await asyncio.sleep(2.5 * LEASE_S)
+            assert [v.record.worker_id for v in router.registry.routable(router.registry.clock())] == ["w1"]
+            assert router.registry.counters.failed_polls > 0
+        w1.add(stored(3))
+        await agrees(router, w1)
+        await asyncio.sleep(1.5 * LEASE_S)
+        assert router.registry.counters.leases_ended == 0
+
+
 async def test_one_unreadable_worker_does_not_make_the_others_stale(index_redis: Redis) -> None:
     """Its keys are of another type, and nobody mends them: the rest of the index stays as fresh as it is."""
     async with worker(index_redis, "w2") as w2, routing(index_redis) as router:
