@@ -73,10 +73,11 @@ class TorchModelRunner:
 
     @property
     def device(self) -> str:
-        """`cpu`, or the CUDA device with its name."""
+        """`cpu`, or the CUDA device with its name; and how many ranks have one like it."""
+        name = str(self._device)
         if self._device.type == "cuda":
-            return f"{self._device} {torch.cuda.get_device_name(self._device)}"
-        return str(self._device)
+            name += f" {torch.cuda.get_device_name(self._device)}"
+        return name if self._ranks is None else f"{name}, {self._ranks.shard.ranks} ranks"
 
     @property
     def dtype_name(self) -> str:
@@ -90,7 +91,10 @@ class TorchModelRunner:
 
     @property
     def pool(self) -> torch.Tensor:
-        """[blocks, layers, 2, kv_heads, block_size, head_dim], for moving blocks between workers."""
+        """[blocks, layers, 2, kv_heads, block_size, head_dim], for moving blocks between workers.
+
+        Of several ranks each has only its own KV heads' part of every block.
+        """
         return self._pool[: self._num_blocks]
 
     @property
