@@ -76,11 +76,11 @@ class RankGroup:
 
     def tell(self, message: torch.Tensor) -> None:
         """Send host memory from rank 0 to all others."""
-        self._wait([(rank, self._gloo.send([message], rank, 0)) for rank in self.others])
+        self._swap([(rank, message) for rank in self.others], [])
 
     def hear(self, message: torch.Tensor) -> None:
         """Receive from rank 0 what it tells, into a tensor of that size."""
-        self._wait([(0, self._gloo.recv([message], 0, 0))])
+        self._swap([], [(0, message)])
 
     def smallest(self, number: int) -> int:
         """Return the smallest of the ranks' numbers, to every rank."""
@@ -111,12 +111,10 @@ class RankGroup:
         if self._nccl is not None:
             return torch.cat(self._exchange(columns), dim=1)
         if self.shard.rank:
-            self._wait([(0, self._gloo.send([columns], 0, 0))])
+            self._swap([(0, columns)], [])
             return columns
         parts = [torch.empty_like(columns) for _ in self.others]
-        self._wait(
-            [(rank, self._gloo.recv([part], rank, 0)) for rank, part in zip(self.others, parts, strict=True)]
-        )
+        self._swap([], list(zip(self.others, parts, strict=True)))
         return torch.cat([columns, *parts], dim=1)
 
     def _exchange(self, own: torch.Tensor) -> list[torch.Tensor]:
@@ -128,17 +126,30 @@ class RankGroup:
             assert self._nccl is not None
             self._nccl.allgather([parts], [own]).wait()
             return parts
-        # One message each way between any two: two threads fewer to wake than gloo's own collectives.
-        sent = [(rank, self._gloo.send([own], rank, 0)) for rank in self.others]
-        self._wait([*((rank, self._gloo.recv([parts[rank]], rank, 0)) for rank in self.others), *sent])
+        self._swap([(rank, own) for rank in self.others], [(rank, parts[rank]) for rank in self.others])
         return parts
 
-    def _wait(self, works: Sequence[tuple[int, Any]]) -> None:
-        for rank, work in works:
+    def _swap(
+        self, sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]]
+    ) -> None:
+        """Send and receive host memory, at once; messages between two ranks keep their order.
+
+        One message between any two ranks wakes two threads fewer than gloo's own collectives.
+        """
+        sending = [(rank, self._begin(self._gloo.send, tensor, rank)) for rank, tensor in sent]
+        receiving = [(rank, self._begin(self._gloo.recv, tensor, rank)) for rank, tensor in received]
+        # What comes in tells of a loss at once; what goes out, only when nobody takes it.
+        for rank, work in (*receiving, *sending):
             try:
                 work.wait(self._timeout)
             except RuntimeError as error:
                 raise Unavailable(f"rank {rank} is lost: {_reason(error)}") from error
+
+    def _begin(self, transfer: Any, tensor: torch.Tensor, rank: int) -> Any:
+        try:
+            return transfer([tensor], rank, 0)
+        except RuntimeError as error:  # the connection is known to be closed
+            raise Unavailable(f"rank {rank} is lost: {_reason(error)}") from error
 
 
 def _gloo(store: Any, shard: Shard, timeout: timedelta) -> Any:
@@ -160,4 +171,6 @@ def _nccl(store: Any, shard: Shard, device: torch.device) -> Any:
 
 
 def _reason(error: RuntimeError) -> str:
-    return str(error).strip().splitlines()[0]
+    """Return what gloo or NCCL says, without the place in their source and their advice."""
+    line = str(error).strip().splitlines()[0]
+    return line.rpartition("cc:")[2].partition("] ")[2].partition(". ")[0] or line

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 ASK_S = 2.0
 """How often an idle rank 0 asks whether all are there; RANK_TIMEOUT_S (rank_group.py) is many times that."""
 _END_S = 5.0
+_REASON_S = 5.0
 
 
 class RankProcesses(Protocol):
@@ -53,6 +54,7 @@ class RankLeader:
         self._group: RankGroup | None = None
         self._loaded = False
         self._reason = ""
+        self._told = threading.Event()
         self._closing = threading.Event()
 
     def load(self, options: WorkerOptions) -> TorchModelRunner:
@@ -68,6 +70,7 @@ class RankLeader:
                 group = RankGroup(meeting, 0, device, options.deterministic)
                 runner = load_worker_runner(options, group)
         except Unavailable as error:
+            self._told.wait(_REASON_S)  # why a rank ended comes another way, and later
             raise ModelError(f"of {options.tensor_parallel} ranks: {self._reason or error}") from error
         group.started()
         self._group, self._loaded = group, True
@@ -100,6 +103,7 @@ class RankLeader:
         if self._closing.is_set():
             return
         self._reason = self._reason or reason
+        self._told.set()
         log.critical("a rank is lost, the worker gives up reason=%s", reason)
         if self._loaded:
             self._on_lost()

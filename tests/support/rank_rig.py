@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import multiprocessing.connection
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -14,7 +16,9 @@ from typing import Any
 import torch
 
 from kvhive.worker.options import WorkerOptions
+from kvhive.worker.rank_follower import follow
 from kvhive.worker.rank_group import Meeting, RankGroup
+from kvhive.worker.rank_leader import RankLeader
 from kvhive.worker.rank_steps import tell_end
 from kvhive.worker.runner_loader import load_worker_runner
 from kvhive.worker.torch_runner import TorchModelRunner
@@ -32,6 +36,67 @@ def rank_options(model: Path, **changes: Any) -> WorkerOptions:
         cluster_token="t",
         **{**plain, **changes},
     )
+
+
+def forkserver() -> Any:
+    """Make processes by forking one that knows torch: importing it takes seconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["kvhive.worker.rank_follower", "rank_rig"])
+    return context
+
+
+class ForkedRanks:
+    """Implements RankProcesses with plain processes."""
+
+    def __init__(self, options: WorkerOptions) -> None:
+        self.options = options
+        self.processes: list[Any] = []
+        self._stopped = False
+
+    def start(self, meeting: Meeting, lost: Callable[[str], None]) -> None:
+        for rank in range(1, meeting.ranks):
+            process = forkserver().Process(target=follow, args=(self.options, meeting, rank), daemon=True)
+            process.start()
+            self.processes.append(process)
+        threading.Thread(target=self._watch, args=(lost,), daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopped = True
+        for process in self.processes:
+            process.kill()
+            process.join(10)
+
+    def _watch(self, lost: Callable[[str], None]) -> None:
+        sentinels = [process.sentinel for process in self.processes]
+        (ended, *_) = multiprocessing.connection.wait(sentinels)
+        rank = 1 + sentinels.index(ended)
+        if not self._stopped:
+            lost(f"rank {rank}: ended")
+
+
+class Led:
+    """A leader with its ranks, and whether it heard of a loss."""
+
+    def __init__(self, model: Path, ask_s: float, ranks: int = 2) -> None:
+        self.options = rank_options(model, tensor_parallel=ranks)
+        self.ranks = ForkedRanks(self.options)
+        self.lost = threading.Event()
+        self.leader = RankLeader(self.ranks, self.lost.set, ask_s)
+
+    def load(self) -> TorchModelRunner:
+        return self.leader.load(self.options)
+
+    @property
+    def running(self) -> int:
+        return sum(process.is_alive() for process in self.ranks.processes)
+
+
+def lead_and_wait(model: Path, pipe: Connection) -> None:
+    """A whole worker as one process: say which processes the other ranks are, and wait."""
+    led = Led(model, ask_s=0.1)
+    led.load()
+    pipe.send([process.pid for process in led.ranks.processes])
+    pipe.recv()
 
 
 def _follow_many(orders: Connection) -> None:
@@ -52,8 +117,7 @@ class RankProcesses:
 
     def give(self, options: WorkerOptions, meeting: Meeting) -> None:
         """Let each rank but the first join."""
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["kvhive.worker.runner_loader", "rank_rig"])
+        context = forkserver()
         while len(self.orders) < meeting.ranks - 1:
             ours, theirs = context.Pipe()
             process = context.Process(target=_follow_many, args=(theirs,), daemon=True)
