@@ -35,6 +35,8 @@ from kvhive.worker.server_life import Phase, ServerLife
 NAMESPACE = "kvhive"
 NODE_HOST = "node"
 """As `WorkerOptions.host`: bind the node's own IP, which only the actor can know."""
+WORKER_VARIABLE = "KVHIVE_WORKER"
+"""Tells, in the environment of each process of a worker, whose it is: for `ps e`."""
 CONCURRENT_CALLS = 4
 """`status` must answer while `stop` waits for streams to end."""
 _LOG_FORMAT = "time=%(asctime)s level=%(levelname)s at=%(name)s %(message)s"
@@ -161,6 +163,7 @@ def create_worker(options: WorkerOptions, placement: Placement) -> Any:
         "MKL_NUM_THREADS": threads,
         "OMP_WAIT_POLICY": "passive",
         "THP_MEM_ALLOC_ENABLE": "1",  # torch: weights and pool in huge pages, which read faster
+        WORKER_VARIABLE: options.worker_id,
     }
     name = actor_name(options.cluster, options.worker_id)
     place: dict[str, Any] = {"num_cpus": placement.num_cpus, "num_gpus": placement.num_gpus}

@@ -124,11 +124,13 @@ class WorkerServer:
             return
         self._stopped = True
         if self._loop_thread.is_alive():
-            asyncio.run_coroutine_threadsafe(self._close(grace_s), self._loop).result(grace_s + 30)
+            try:
+                asyncio.run_coroutine_threadsafe(self._close(grace_s), self._loop).result(grace_s + 30)
+            finally:
+                if self._leader is not None:
+                    self._leader.close()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._loop_thread.join(5)
-        if self._leader is not None:
-            self._leader.close()
         if not self._loop.is_running():
             self._loop.close()
         self._progress = "stopped"
