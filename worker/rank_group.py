@@ -24,6 +24,8 @@ from kvhive.worker.shard import Shard
 
 RANK_TIMEOUT_S = 30.0
 """How long a rank waits for another within a step. A killed one is found at once: its connections close."""
+NCCL_TIMEOUT_S = 120.0
+"""How long a device waits for another: kernels are compiled at their first use. Then torch ends the process."""
 START_TIMEOUT_S = 600.0
 """How long ranks wait for each other while they load: their disks and caches may differ."""
 _LOOPBACK = "127.0.0.1"
@@ -81,6 +83,10 @@ class RankGroup:
     def hear(self, message: torch.Tensor) -> None:
         """Receive from rank 0 what it tells, into a tensor of that size."""
         self._swap([], [(0, message)])
+
+    def arrive(self) -> None:
+        """Return when every rank has come this far."""
+        self.smallest(0)
 
     def smallest(self, number: int) -> int:
         """Return the smallest of the ranks' numbers, to every rank."""
@@ -164,7 +170,7 @@ def _nccl(store: Any, shard: Shard, device: torch.device) -> Any:
     from torch.distributed import ProcessGroupNCCL  # absent from builds of torch without CUDA
 
     options = ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=RANK_TIMEOUT_S)
+    options._timeout = timedelta(seconds=NCCL_TIMEOUT_S)
     group = ProcessGroupNCCL(store, shard.rank, shard.ranks, options)
     group.eager_connect_single_device(device)
     return group

@@ -48,7 +48,7 @@ def tell_step(ranks: RankGroup, inputs: StepInputs, batch: ForwardBatch) -> None
 def ask_all(ranks: RankGroup) -> None:
     """On rank 0: return when every rank has answered. Hold `ranks.turn`. Raises Unavailable."""
     ranks.tell(_frame(_Kind.ASK))
-    ranks.smallest(0)
+    ranks.arrive()
 
 
 def tell_end(ranks: RankGroup) -> None:
@@ -69,7 +69,7 @@ def told_steps(ranks: RankGroup, inputs: StepInputs) -> Iterator[ForwardBatch]:
         if kind == _Kind.END:
             return
         if kind == _Kind.ASK:
-            ranks.smallest(0)
+            ranks.arrive()
             continue
         shape = StepShape(tokens, rows, sequences, width)
         own = inputs.room(shape)

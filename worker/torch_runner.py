@@ -57,6 +57,8 @@ class TorchModelRunner:
             config.vocab_size, limit, config.layers, config.kv_heads, config.head_dim, pool_dtype.itemsize
         )
         cuda = memory if self._device.type == "cuda" else None
+        if ranks is not None:
+            ranks.arrive()  # having loaded, which takes some longer: NCCL would not wait
         self._num_blocks = pool.blocks or self._room(cuda, pool_dtype, pool.block_size)
         if ranks is not None:
             self._num_blocks = ranks.smallest(self._num_blocks)

@@ -103,9 +103,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster
 
 
 @pytest.fixture
-def two_ranks() -> Callable[[Path], contextlib.AbstractContextManager[RunningCluster]]:
-    """Brings up, in a state directory, two workers of two ranks each."""
-    return lambda folder: running_cluster(folder, *TWO_CPU_WORKERS, "--set", "workers.tensor_parallel=2")
+def two_ranks() -> Callable[[Path, Path], contextlib.AbstractContextManager[RunningCluster]]:
+    """Brings up, in a state directory, two workers of two ranks each on a model."""
+
+    def up(folder: Path, model: Path) -> contextlib.AbstractContextManager[RunningCluster]:
+        changes = ("workers.tensor_parallel=2", f"model.path={model}")
+        return running_cluster(folder, *TWO_CPU_WORKERS, *(f"--set={change}" for change in changes))
+
+    return up
 
 
 @pytest.fixture
