@@ -26,6 +26,7 @@ import ray.util
 from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from kvhive.proto.errors import Unavailable
 from kvhive.worker.options import WorkerOptions
 from kvhive.worker.rank_follower import follow
 from kvhive.worker.rank_group import Meeting
@@ -37,6 +38,8 @@ NODE_HOST = "node"
 """As `WorkerOptions.host`: bind the node's own IP, which only the actor can know."""
 WORKER_VARIABLE = "KVHIVE_WORKER"
 """Tells, in the environment of each process of a worker, whose it is: for `ps e`."""
+BEGIN_TIMEOUT_S = 300.0
+"""How long Ray may take to start the processes of the other ranks, once it has placed the first."""
 CONCURRENT_CALLS = 4
 """`status` must answer while `stop` waits for streams to end."""
 _LOG_FORMAT = "time=%(asctime)s level=%(levelname)s at=%(name)s %(message)s"
@@ -93,6 +96,9 @@ class RankActor:
         _log_to_ray()
         self._options, self._rank = options, rank
 
+    def begun(self) -> None:
+        """Answer when the process is there and has imported what it needs."""
+
     def follow(self, meeting: Meeting) -> None:
         """Compute what rank 0 tells until it ends; raises what rank_follower.follow does."""
         follow(self._options, meeting, self._rank)
@@ -107,17 +113,20 @@ class RankActors:
         self._stopped = False
 
     def start(self, meeting: Meeting, lost: Callable[[str], None]) -> None:
-        """Create the actors and let them follow."""
-        following = {}
+        """Create the actors, wait for them and let them follow."""
         for rank in range(1, meeting.ranks):
-            # What environment they start with they inherit.
+            # They start with this actor's environment.
             actor = (
                 ray.remote(RankActor)
                 .options(max_restarts=0, **_bundle(self._place, rank))
                 .remote(self._options, rank)
             )
             self._actors.append(actor)
-            following[actor.follow.remote(meeting)] = rank
+        try:
+            ray.get([actor.begun.remote() for actor in self._actors], timeout=BEGIN_TIMEOUT_S)
+        except ray.exceptions.RayError as error:
+            raise Unavailable(f"a rank cannot begin: {_last_line(error)}") from error
+        following = {actor.follow.remote(meeting): rank for rank, actor in enumerate(self._actors, start=1)}
         threading.Thread(target=self._watch, args=(following, lost), name="rank actors", daemon=True).start()
 
     def stop(self) -> None:
@@ -132,7 +141,7 @@ class RankActors:
         try:
             ray.get(ended)
         except ray.exceptions.RayError as error:
-            reason = str(error).strip().splitlines()[-1]
+            reason = _last_line(error)
         if not self._stopped:
             lost(f"rank {following[ended]}: {reason}")
 
@@ -210,6 +219,11 @@ def _bundle(place: Any, rank: int) -> dict[str, Any]:
         "num_gpus": resources.get("GPU", 0),
         "scheduling_strategy": PlacementGroupSchedulingStrategy(place, rank),
     }
+
+
+def _last_line(error: Exception) -> str:
+    """Return what an error of Ray's comes to, after the stack that it shows."""
+    return str(error).strip().splitlines()[-1]
 
 
 def _log_to_ray() -> None:

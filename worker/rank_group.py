@@ -25,8 +25,10 @@ from kvhive.worker.shard import Shard
 RANK_TIMEOUT_S = 30.0
 """How long a rank waits for another within a step. A killed one is found at once: its connections close."""
 NCCL_TIMEOUT_S = 120.0
-"""How long a device waits for another: kernels are compiled at their first use. Then torch ends the process."""
-START_TIMEOUT_S = 600.0
+"""How long a device waits for another; then torch ends the process. Kernels compile at their first use."""
+MEETING_TIMEOUT_S = 120.0
+"""How long ranks that have begun wait until all have."""
+LOAD_TIMEOUT_S = 600.0
 """How long ranks wait for each other while they load: their disks and caches may differ."""
 _LOOPBACK = "127.0.0.1"
 
@@ -55,12 +57,12 @@ class RankGroup:
         self.shard = Shard(rank, meeting.ranks)
         self.turn = threading.Lock()
         """Held by whoever talks to the other ranks."""
-        self._timeout = timedelta(seconds=START_TIMEOUT_S)
+        self._timeout = timedelta(seconds=LOAD_TIMEOUT_S)
         self._ordered = ordered
         store = FileStore(meeting.path, meeting.ranks)
-        store.set_timeout(self._timeout)
+        store.set_timeout(timedelta(seconds=MEETING_TIMEOUT_S))
         try:
-            self._gloo = _gloo(PrefixStore("gloo", store), self.shard, self._timeout)
+            self._gloo = _gloo(PrefixStore("gloo", store), self.shard)
             self._nccl = None
             if device.type == "cuda":
                 self._nccl = _nccl(PrefixStore("nccl", store), self.shard, device)
@@ -158,9 +160,9 @@ class RankGroup:
             raise Unavailable(f"rank {rank} is lost: {_reason(error)}") from error
 
 
-def _gloo(store: Any, shard: Shard, timeout: timedelta) -> Any:
+def _gloo(store: Any, shard: Shard) -> Any:
     options = ProcessGroupGloo._Options()
-    options._timeout = timeout
+    options._timeout = timedelta(seconds=MEETING_TIMEOUT_S)
     options._threads = 1
     options._devices = [ProcessGroupGloo.create_device(hostname=_LOOPBACK)]
     return ProcessGroupGloo(store, shard.rank, shard.ranks, options)

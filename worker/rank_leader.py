@@ -32,7 +32,7 @@ class RankProcesses(Protocol):
     """Where ranks 1, 2, ... of one worker run. Used for one start only; `stop` may come from any thread."""
 
     def start(self, meeting: Meeting, lost: Callable[[str], None]) -> None:
-        """Let each rank call rank_follower.follow, and return at once.
+        """Return when each rank has begun, and calls rank_follower.follow. Raises Unavailable if one cannot.
 
         `lost` is called, with the rank and the reason, when one ends before `stop` is called.
         """

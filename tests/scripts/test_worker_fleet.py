@@ -9,7 +9,7 @@ import pytest
 from kvhive.proto.config import ClusterConfig, parse_config
 from kvhive.proto.errors import ClusterError
 from kvhive.scripts import worker_fleet
-from kvhive.scripts.worker_fleet import Fleet, choose_device
+from kvhive.scripts.worker_fleet import Fleet, choose_device, wait_until_serving
 
 
 def config(**workers: Any) -> ClusterConfig:
@@ -49,6 +49,16 @@ def test_one_rank_alone_is_counted_as_before(machines: Any) -> None:
     machines(1)
     with pytest.raises(ClusterError, match=r"workers\.count is 2 but Ray has 1 GPU"):
         choose_device(config(count=2), may_grow=False)
+
+
+def test_who_waits_in_vain_for_a_place_reads_what_the_largest_machine_has(
+    machines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machines(4, 2)
+    monkeypatch.setattr(worker_fleet.ray, "available_resources", lambda: {"CPU": 3.0, "GPU": 1.0})
+    monkeypatch.setattr(worker_fleet, "_ask", lambda cluster, worker: None)
+    with pytest.raises(ClusterError, match="3 CPU, 1 GPU; most on one machine, free or not: 8 CPU, 4 GPU"):
+        wait_until_serving("c", ["w1"], 0.0, lambda worker, detail: None)
 
 
 def test_ranks_share_the_cores_of_the_machine() -> None:
