@@ -38,7 +38,7 @@ class Meeting:
     """Where the ranks of one worker find each other, once."""
 
     path: str
-    """A file in a new directory; it need not exist."""
+    """A file in a new directory; it need not exist. When all have met, only NCCL still reads it."""
     ranks: int
 
 
@@ -68,6 +68,7 @@ class RankGroup:
                 self._nccl = _nccl(PrefixStore("nccl", store), self.shard, device)
         except RuntimeError as error:
             raise Unavailable(f"rank {rank} could not meet the other ranks: {_reason(error)}") from error
+        self.arrive()
 
     @property
     def others(self) -> tuple[int, ...]:

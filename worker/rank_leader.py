@@ -56,6 +56,7 @@ class RankLeader:
         self._reason = ""
         self._told = threading.Event()
         self._closing = threading.Event()
+        self._folder = tempfile.TemporaryDirectory(prefix="kvhive-ranks-")
 
     def load(self, options: WorkerOptions) -> TorchModelRunner:
         """Start the other ranks, and return rank 0's runner when all have loaded their part.
@@ -64,11 +65,12 @@ class RankLeader:
         """
         device = torch_device(options.device)
         try:
-            with tempfile.TemporaryDirectory(prefix="kvhive-ranks-") as folder:
-                meeting = Meeting(f"{folder}/meeting", options.tensor_parallel)
-                self._processes.start(meeting, self._lost)
-                group = RankGroup(meeting, 0, device, options.deterministic)
-                runner = load_worker_runner(options, group)
+            meeting = Meeting(f"{self._folder.name}/meeting", options.tensor_parallel)
+            self._processes.start(meeting, self._lost)
+            group = RankGroup(meeting, 0, device, options.deterministic)
+            if device.type != "cuda":
+                self._folder.cleanup()  # whatever ends this process, it leaves no file
+            runner = load_worker_runner(options, group)
         except Unavailable as error:
             self._told.wait(_REASON_S)  # why a rank ended comes another way, and later
             raise ModelError(f"of {options.tensor_parallel} ranks: {self._reason or error}") from error
@@ -88,6 +90,7 @@ class RankLeader:
                 tell_end(self._group)
             self._group.turn.release()
         self._processes.stop()
+        self._folder.cleanup()
 
     def _ask(self, group: RankGroup) -> None:
         while not self._closing.wait(self._ask_s):

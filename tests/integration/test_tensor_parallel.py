@@ -17,7 +17,7 @@ from tiny_tokenizer import BOS, EOS, save_tokenizer, words
 from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.scripts.owned_processes import processes_of
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 PROMPT = [(7 * i) % 250 + 4 for i in range(40)]
 TOKENS = 200

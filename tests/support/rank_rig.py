@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import multiprocessing.connection
+import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from kvhive.worker.rank_follower import follow
 from kvhive.worker.rank_group import Meeting, RankGroup
 from kvhive.worker.rank_leader import RankLeader
 from kvhive.worker.rank_steps import tell_end
-from kvhive.worker.runner_loader import load_worker_runner
+from kvhive.worker.runner_loader import load_worker_runner, torch_device
 from kvhive.worker.torch_runner import TorchModelRunner
 
 
@@ -99,13 +100,14 @@ def lead_and_wait(model: Path, pipe: Connection) -> None:
     pipe.recv()
 
 
-def _follow_many(orders: Connection) -> None:
+def _follow_many(orders: Connection, rank: int) -> None:
     """A rank's process: follow one worker after the other until the pipe closes."""
     torch.set_num_threads(1)
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(rank)  # as Ray does
     with contextlib.suppress(EOFError):
         while True:
-            options, meeting, rank = orders.recv()
-            load_worker_runner(options, RankGroup(meeting, rank, torch.device("cpu"))).follow()
+            options, meeting = orders.recv()
+            load_worker_runner(options, RankGroup(meeting, rank, torch_device(options.device))).follow()
 
 
 @dataclass
@@ -120,13 +122,13 @@ class RankProcesses:
         context = forkserver()
         while len(self.orders) < meeting.ranks - 1:
             ours, theirs = context.Pipe()
-            process = context.Process(target=_follow_many, args=(theirs,), daemon=True)
+            process = context.Process(target=_follow_many, args=(theirs, len(self.orders) + 1), daemon=True)
             process.start()
             theirs.close()
             self.orders.append(ours)
             self.processes.append(process)
-        for rank in range(1, meeting.ranks):
-            self.orders[rank - 1].send((options, meeting, rank))
+        for orders in self.orders[: meeting.ranks - 1]:
+            orders.send((options, meeting))
 
     @contextlib.contextmanager
     def runner(self, ranks: int, options: WorkerOptions) -> Iterator[TorchModelRunner]:
@@ -134,7 +136,7 @@ class RankProcesses:
         with tempfile.TemporaryDirectory() as folder:
             meeting = Meeting(f"{folder}/ranks", ranks)
             self.give(options, meeting)
-            group = RankGroup(meeting, 0, torch.device("cpu"))
+            group = RankGroup(meeting, 0, torch_device(options.device))
             runner = load_worker_runner(options, group)
             group.started()
             try:

@@ -60,9 +60,9 @@ def logits(runner: TorchModelRunner, tokens: Sequence[int]) -> torch.Tensor:
 
 
 def assert_shared_equals_alone(
-    processes: RankProcesses, path: Path, ranks: int, vocabulary: int = 101
+    processes: RankProcesses, path: Path, ranks: int, vocabulary: int = 101, device: str = "cpu"
 ) -> None:
-    options, tokens = rank_options(path), text(70)
+    options, tokens = rank_options(path, device=device), text(70)
     expected = logits(load_worker_runner(options), tokens)
     with processes.runner(ranks, options) as runner:
         shared = logits(runner, tokens)
@@ -94,6 +94,14 @@ def test_nothing_has_to_divide(
     """Heads, feed-forward and vocabulary in unequal parts; KV heads that several ranks hold."""
     tiny(family, **changes).save_pretrained(tmp_path)
     assert_shared_equals_alone(processes, tmp_path, ranks, int(changes.get("vocab_size", 101)))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("variant", ["llama, yarn", "qwen2, qkv bias", "gemma2, soft caps"])
+def test_two_gpus_compute_the_logits_of_one(processes: RankProcesses, tmp_path: Path, variant: str) -> None:
+    family, changes = VARIANTS[variant]
+    tiny(family, **changes).save_pretrained(tmp_path)
+    assert_shared_equals_alone(processes, tmp_path, ranks=2, device="cuda:0")
 
 
 @pytest.mark.parametrize("variant", ["qwen2, qkv bias", "qwen3, q and k norms", "gemma3, two ropes"])
