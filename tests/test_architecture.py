@@ -44,6 +44,7 @@ TORCH_FREE = {
     "worker.model_runner",
     "worker.scheduler",
     "worker.sequence",
+    "worker.shard",
     "worker.simulated_runner",
     "worker.step_time",
 }

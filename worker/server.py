@@ -31,9 +31,9 @@ from kvhive.worker.kv_cache_manager import KvCacheManager
 from kvhive.worker.kv_event_publisher import KvEventPublisher
 from kvhive.worker.model_identity import model_identity
 from kvhive.worker.model_runner import ModelRunner
-from kvhive.worker.options import WorkerOptions, pool_blocks
-from kvhive.worker.pool_size import DeviceMemory
-from kvhive.worker.runner_loader import load_runner, set_threads
+from kvhive.worker.options import WorkerOptions
+from kvhive.worker.rank_leader import RankLeader, RankProcesses
+from kvhive.worker.runner_loader import load_worker_runner, set_threads
 from kvhive.worker.scheduler import DraftsFor, Scheduler, SchedulerLimits
 from kvhive.worker.service import ClusterTokenGuard, WorkerService
 from kvhive.worker.speculation import make_drafter
@@ -61,9 +61,16 @@ GRPC_OPTIONS = [
 class WorkerServer:
     """Starts, serves and stops one worker. `start` and `stop` block; call them from one thread."""
 
-    def __init__(self, options: WorkerOptions, on_failure: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        options: WorkerOptions,
+        on_failure: Callable[[], None] = lambda: None,
+        ranks: RankProcesses | None = None,
+    ) -> None:
+        """Make a server; `ranks` are the others of a worker that options.tensor_parallel ranks share."""
         self._options = options
         self._on_failure = on_failure
+        self._leader = None if ranks is None else RankLeader(ranks, on_failure)
         self._loop = asyncio.new_event_loop()
         self._loop_thread = threading.Thread(target=self._loop.run_forever, name="service", daemon=True)
         self._engine: Engine | None = None
@@ -95,22 +102,7 @@ class WorkerServer:
         self._loop_thread.start()
         self._progress = "loading model"
         set_threads(options.threads)
-        target = load_runner(
-            model_path=Path(options.model_path),
-            dtype=options.dtype,
-            device=options.device,
-            num_blocks=pool_blocks(options),
-            block_size=options.block_size,
-            max_context=options.max_context,
-            memory=DeviceMemory(
-                options.gpu_memory_utilization,
-                options.max_step_tokens,
-                options.max_running,
-                options.graphs,
-                options.deterministic,
-            ),
-            kv_dtype=options.kv_dtype,
-        )
+        target = load_worker_runner(options) if self._leader is None else self._leader.load(options)
         identity = model_identity(
             Path(options.model_path), target.dtype_name, options.block_size, options.kv_dtype
         )
@@ -132,7 +124,11 @@ class WorkerServer:
             return
         self._stopped = True
         if self._loop_thread.is_alive():
-            asyncio.run_coroutine_threadsafe(self._close(grace_s), self._loop).result(grace_s + 30)
+            try:
+                asyncio.run_coroutine_threadsafe(self._close(grace_s), self._loop).result(grace_s + 30)
+            finally:
+                if self._leader is not None:
+                    self._leader.close()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._loop_thread.join(5)
         if not self._loop.is_running():
