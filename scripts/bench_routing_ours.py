@@ -91,7 +91,7 @@ class OurRouter:
         for number, keys in enumerate(self._prompts):
             prompt = _prepared([0] * (BLOCK_SIZE * len(keys)), tuple(keys), b"")
             times.append(_timed(lambda p=prompt, n=number: self._placer.place(f"r{n}", p, 16)))  # type: ignore[misc]
-            self._state.loads.finish(f"r{number}")
+            self._state.loads.finish(f"r{number}", time.monotonic())
         for worker in range(self.work.workers):
             self._state.predicted.drop(_name(worker))
         return times

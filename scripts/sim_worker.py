@@ -17,6 +17,7 @@ from kvhive.proto.block_hash import BlockHash, BlockKey
 from kvhive.proto.index_schema import LoadReport
 from kvhive.proto.kv_events import EventBatch, RemovalCause
 from kvhive.scripts.sim_costs import CostModel
+from kvhive.worker.answer_lengths import PoolForecast
 from kvhive.worker.block_pool import BlockPool
 from kvhive.worker.kv_cache_manager import KvCacheManager
 from kvhive.worker.model_runner import ChunkResult
@@ -69,6 +70,8 @@ class _Snapshot:
     cached: int
     free: int
     victim_used_at: float | None
+    victim_reuse: float
+    forecast: PoolForecast
     prefix_queries: int
     prefix_hits: int
 
@@ -143,6 +146,10 @@ class SimulatedWorker:
             blocks_live=then.live,
             blocks_cached=then.cached,
             blocks_free=then.free,
+            answer_tokens=then.forecast.answer_tokens,
+            growth_tokens=then.forecast.growth_tokens,
+            release_tokens=then.forecast.release_tokens,
+            victim_reuse=then.victim_reuse,
             victim_age_s=age,
             step_base_s=cost.step_base_s,
             step_per_token_s=cost.per_token_s,
@@ -224,6 +231,8 @@ class SimulatedWorker:
                 usage.cached,
                 usage.free,
                 self.pool.victim_used_at,
+                self.pool.reuse.share,
+                scheduler.answers.forecast(scheduler.running, self._clock()),
                 scheduler.prefix_queries,
                 scheduler.prefix_hits,
             )

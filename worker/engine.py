@@ -250,6 +250,7 @@ class Engine:
             log.error("accounting: %d blocks are live while nothing runs (%d times)", usage.live, self._leaks)
         base, per_token, per_attention = self.step_time.coefficients
         scheduler = self._scheduler
+        forecast = scheduler.answers.forecast(scheduler.running, self._clock())
         self._load = LoadReport(
             queued_prefill_tokens=scheduler.queued_prefill_tokens,
             running=len(scheduler.running),
@@ -258,6 +259,10 @@ class Engine:
             blocks_live=usage.live,
             blocks_cached=usage.cached,
             blocks_free=usage.free,
+            victim_reuse=self._manager.pool.reuse.share,
+            answer_tokens=forecast.answer_tokens,
+            growth_tokens=forecast.growth_tokens,
+            release_tokens=forecast.release_tokens,
             step_base_s=base,
             step_per_token_s=per_token,
             step_per_attention_s=per_attention,
