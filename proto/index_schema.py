@@ -95,8 +95,6 @@ class LoadReport:
     """What one of them is, weighted by what it holds."""
     victim_reuse: float = 0.0
     """How likely a block that is evicted would have been hit, between 0 and 1."""
-    victim_age_s: float = -1.0
-    """Seconds since the next eviction victim was last used; -1 while nothing is cached."""
     step_base_s: float = 0.0
     """Step-time model: seconds a step costs before any token."""
     step_per_token_s: float = 0.0

@@ -26,7 +26,7 @@ COLD_HALF_LIFE_S = 60.0
 """How long cold work that was sent to a worker weighs in the choice of a home."""
 
 LEAST_SHARE = 0.05
-"""A rate seen for a few seconds only is what it would be if the sum were at least this share of its final size."""
+"""A rate that was watched for only a few seconds: the sum is taken to have this share of its final size."""
 
 
 @dataclass(slots=True)
@@ -136,8 +136,8 @@ class LoadTracker:
     ) -> int:
         """Prompt tokens ahead at a worker: what it reported, corrected by what happened since.
 
-        A prompt that is ready was in the report with what was left of it then, which is not known; no more than
-        the worker can have computed since, at `per_token_s` seconds a token.
+        A prompt that is ready was in the report with what was left of it then, which is not known; it was no
+        more than the worker can have computed since, at `per_token_s` seconds a token.
         """
         tokens, computed, ready_at = reported, 0, reported_at
         for reservation in self._reservations.get(worker_id, {}).values():

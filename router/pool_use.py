@@ -1,7 +1,7 @@
 """What the requests of this router hold in the workers' pools, beyond what the workers' last reports contain.
 
-A report is up to a heartbeat old, and in half a second a small pool can fill or empty. And of what a report says
-is in use, only the router knows how much is the beginning of the prompt that it is about to place.
+A report is up to a heartbeat old, and in half a second a small pool can fill or empty. And of what a report
+says is in use, only the router knows how much is the beginning of the prompt that it is about to place.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Held:
 
 
 class PoolUse:
-    """Requests in flight by worker, with their prompts' blocks. Bounded by what is in flight and just ended."""
+    """Requests in flight by worker, with their prompts' blocks; bounded by what runs and has just ended."""
 
     def __init__(self) -> None:
         self._held: dict[str, dict[str, _Held]] = {}  # worker -> request -> what it holds

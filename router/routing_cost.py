@@ -1,13 +1,14 @@
 """What a request costs at each worker, in seconds: one formula for all candidates at once.
 
     cost(w)  = queue_s + room_s + price * compute_s + decode_s
-    price(w) = 1 / (1 - load) + 1 / (1 + victim age / 120 s)
+    price(w) = (1 + reuse) / (1 - load)        reuse only where computing evicts
 
 `queue_s` is the prefill work ahead of the request, `compute_s` that of its own uncached tokens, both by
 the step-time model the worker measured of itself. The price is above 1 because computing spends capacity
-that others wait for, and higher where the request would evict what was used a moment ago. `decode_s` is what
-the running sequences add to the steps that compute it. `room_s` is the wait for some of them to end, where
-the pool, full of what they use, has no room for the request.
+that others wait for: `load` is the share of the fleet's time that goes into prompts. What it evicts may have to be
+computed again: `reuse` is how likely that is, as the worker counts it. `decode_s` is what the running sequences
+add to the steps that compute it. `room_s` is the wait for some of them to end, where the pool, full of what they
+use and will use, has no room for the request.
 """
 
 from __future__ import annotations
@@ -22,21 +23,15 @@ from kvhive.router.candidate_table import CandidateTable, Column
 from kvhive.router.routing_policy import Candidate, CandidateCost, RouteRequest
 
 HIGHEST_PRICE = 6.0
-"""Of computing, without what it evicts. In a queue where a share `load` of the time is spent computing, a second
-more of it makes everybody wait 1 / (1 - load) seconds in all; near 1 that is more than an estimate can bear."""
-
-EVICTION_PRICE = 1.0
-"""The same, on top, for computing that evicts what was used just now; chosen on traces, not derived."""
-
-EVICTION_AGE_S = 120.0
-"""Evicting what was last used that long ago costs half of EVICTION_PRICE."""
+"""Of computing, without what it evicts. Where a share `load` of the time is spent computing, a second more of it
+costs everybody 1 / (1 - load) seconds in all; near 1 that is more than an estimate can bear."""
 
 GROWTH_SHARE = 0.5
 """How much of what running sequences are expected to generate yet counts as taken: some end meanwhile."""
 
 FULL_POOL_S = 0.03
-"""What a pool full of running sequences costs beside an empty one, where both have room: the fuller one is nearer
-to making somebody wait."""
+"""What a pool full of running sequences costs beside an empty one, where both have room: the fuller one is
+nearer to making somebody wait. Chosen on traces, not derived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +108,7 @@ def _tokens_s(table: CandidateTable, tokens: Column, context: Column | float) ->
 
 
 def _computing_price(table: CandidateTable) -> float:
-    """What a second of computing costs everybody; the same at all workers, since work finds those that are free."""
+    """What a second of computing costs everybody: the same at all workers, as work goes to those that are free."""
     seconds = table.cold_tokens_per_s * (table.per_token_s + table.step_base_s / table.max_step_tokens)
     load = min(float(seconds.mean()), 1.0 - 1.0 / HIGHEST_PRICE)
     return 1.0 / (1.0 - load)

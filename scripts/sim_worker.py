@@ -69,7 +69,6 @@ class _Snapshot:
     live: int
     cached: int
     free: int
-    victim_used_at: float | None
     victim_reuse: float
     forecast: PoolForecast
     prefix_queries: int
@@ -137,7 +136,6 @@ class SimulatedWorker:
     def report(self, at: float) -> LoadReport:
         """What the worker said of itself at a moment; the moments of calls must not go back."""
         then, cost = self._last(at), self.cost
-        age = -1.0 if then.victim_used_at is None else max(0.0, at - then.victim_used_at)
         return LoadReport(
             queued_prefill_tokens=then.queued,
             running=then.running,
@@ -150,7 +148,6 @@ class SimulatedWorker:
             growth_tokens=then.forecast.growth_tokens,
             release_tokens=then.forecast.release_tokens,
             victim_reuse=then.victim_reuse,
-            victim_age_s=age,
             step_base_s=cost.step_base_s,
             step_per_token_s=cost.per_token_s,
             step_per_attention_s=cost.per_attention_s,
@@ -230,7 +227,6 @@ class SimulatedWorker:
                 usage.live,
                 usage.cached,
                 usage.free,
-                self.pool.victim_used_at,
                 self.pool.reuse.share,
                 scheduler.answers.forecast(scheduler.running, self._clock()),
                 scheduler.prefix_queries,

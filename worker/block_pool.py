@@ -80,11 +80,6 @@ class BlockPool:
         cached = len(self._cached) + pinned
         return PoolUsage(total, live=total - free - cached, cached=cached, free=free, pinned=pinned)
 
-    @property
-    def victim_used_at(self) -> float | None:
-        """When the next eviction victim was last used, on the clock of `release`; None without one."""
-        return next(iter(self._cached.values())).released_at if self._cached else None
-
     def lookup(self, block_hash: BlockHash) -> Block | None:
         """Return the block registered under a hash, live or cached."""
         return self._by_hash.get(block_hash)
