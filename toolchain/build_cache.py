@@ -18,7 +18,7 @@ from pathlib import Path
 from kvhive.toolchain.compiler import COMPILE_SECONDS, BuildError
 
 KEPT = 4
-"""Libraries of one name that stay: those of a few versions and environments that take turns on one machine."""
+"""Libraries of a name that stay: those of a few versions and environments that take turns on one machine."""
 
 _LOCK_POLL_SECONDS = 0.05
 
@@ -48,9 +48,8 @@ def cached_library(
     BuildError when the build fails, or when the directory or the file is not the user's own.
     """
     try:
-        path = _found_or_built(
-            name, fingerprint, build, cache_directory() if directory is None else directory
-        )
+        directory = cache_directory() if directory is None else directory
+        path = _found_or_built(name, fingerprint, build, directory)
     except OSError:
         with tempfile.TemporaryDirectory(prefix=f"kvhive-{name}-") as temporary:
             build(path := Path(temporary) / f"{name}.so")
@@ -76,7 +75,7 @@ def _found_or_built(name: str, fingerprint: str, build: Callable[[Path], None], 
 
 @contextlib.contextmanager
 def _locked(directory: Path, name: str) -> Iterator[None]:
-    """Hold the lock of that name in the directory, which is made. Raises BuildError if another holds it too long."""
+    """Hold a name's lock in the directory, which is made. Raises BuildError if another holds it too long."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     directory.mkdir(mode=0o700, exist_ok=True)
     _check_own(directory)
@@ -121,7 +120,7 @@ def _check_own(path: Path) -> None:
 
 
 def _forget_oldest(directory: Path, name: str) -> None:
-    """Keep the KEPT libraries of that name that were used last. A process that has loaded one keeps its own copy."""
+    """Keep the KEPT libraries of a name that were used last. A process that has loaded one keeps its own."""
     libraries = sorted(directory.glob(f"{name}-*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in libraries[KEPT:]:
         path.unlink(missing_ok=True)

@@ -158,11 +158,9 @@ def test_where_nothing_can_be_kept_it_is_built_all_the_same(
 def test_two_processes_at_once_build_one_library(tmp_path: Path) -> None:
     code = "from kvhive.proto.block_chain import chain_hash; print(chain_hash().name)"
     environment = {"XDG_CACHE_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    command = [sys.executable, "-P", "-c", code]
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-P", "-c", code], stdout=subprocess.PIPE, text=True, env=environment
-        )
-        for _ in range(2)
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(2)
     ]
     names = {process.communicate(timeout=120)[0].strip() for process in processes}
     assert len(names) == 1
