@@ -62,18 +62,15 @@ class Fleet:
             if worker_id in self._rows:
                 expected[self._rows[worker_id]] = blocks
         recent = self._cold_tokens * np.exp2((self._cold_as_of - now) / COLD_HALF_LIFE_S)
-        queue, decoding, requests = self._load
         return CandidateTable(
             self._worker_ids,
             self._seeds,
             matched,
             expected,
-            queue,
-            decoding,
-            requests,
+            *self._load_columns,
             recent,
-            *self._speed,
-            *self._static,
+            *self._speed_columns,
+            *self._static_columns,
         )
 
     def _resize(self, views: Sequence[WorkerView]) -> None:
@@ -83,6 +80,8 @@ class Fleet:
         self._speed: Column = np.zeros((4, len(views)))
         self._static: Column = np.zeros((4, len(views)))
         self._load: Column = np.zeros((3, len(views)))
+        self._speed_columns, self._static_columns = tuple(self._speed), tuple(self._static)
+        self._load_columns = tuple(self._load)
         self._cold_tokens, self._cold_as_of = np.zeros((2, len(views)))
 
     def _replace(self, views: list[WorkerView], now: float) -> set[str]:
@@ -93,7 +92,7 @@ class Fleet:
             self._resize(views)
         self._views = views
         speeds = _speeds([view.record.load for view in views])
-        self._speed = np.array(speeds, np.float64).reshape(len(views), 4).T
+        self._speed[:] = np.array(speeds, np.float64).reshape(len(views), 4).T
         for row in new:
             record = views[row].record
             load = record.load

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from kvhive.proto.errors import ConfigError, InvalidRequest, Unavailable
-from kvhive.router.candidate_table import CandidateTable
+from kvhive.router.candidate_table import CandidateTable, greatest
 from kvhive.router.fleet import Fleet
 from kvhive.router.kv_index import KvIndex
 from kvhive.router.load_tracker import LoadTracker
@@ -96,7 +96,7 @@ class Placer:
             raise Unavailable("no worker is serving now, retry")
         table = allowed.where(allowed.capacity_tokens >= need)
         if not table:
-            raise _never_fits(len(prompt.token_ids), max_tokens, int(allowed.capacity_tokens.max()))
+            raise _never_fits(len(prompt.token_ids), max_tokens, int(greatest(allowed.capacity_tokens)))
         route = RouteRequest(
             len(prompt.token_ids), max_tokens, self._block_size, prompt.home_key, prompt.keyed
         )
@@ -114,7 +114,7 @@ class Placer:
             decision=replace(decision, excluded=excluded) if excluded else decision,
             matched_blocks=int(table.matched_blocks[row]),
             expected_blocks=int(table.expected_blocks[row]),
-            reachable_tokens=int(table.matched_blocks.max()) * self._block_size,
+            reachable_tokens=int(greatest(table.matched_blocks)) * self._block_size,
         )
 
     def _decide(self, route: RouteRequest, table: CandidateTable) -> Decision:
