@@ -34,7 +34,7 @@ SEQUENCE_LIFE_S = 10.0
 """How long a running sequence is taken to hold its blocks: of n of them, one ends every 10/n seconds."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as CandidateTable
 class CostTable(Sequence[CandidateCost]):
     """The terms as columns, in seconds; its rows become objects when they are looked at."""
 
