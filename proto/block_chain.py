@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Sequence
+from itertools import islice
 from typing import Protocol, cast
 
 from kvhive.proto.block_hash import (
@@ -51,10 +52,8 @@ class HashlibChain:
         It is what hash_block does, with what all blocks have in common done once and the rest laid out for
         few steps of the interpreter: a third of the time that took.
         """
-        blocks = cut(packed, f"{stride}s", stride)
-        if (first := next(blocks, None)) is None:
-            return b""
-        chain: list[bytes] = [hash_block(BlockHash(parent), first, extras)]
+        blocks = iter(cut(packed, f"{stride}s", stride))
+        chain: list[bytes] = [hash_block(BlockHash(parent), first, extras) for first in islice(blocks, 1)]
         begin, before, after, append = _HEAD.copy, stride.to_bytes(4, "little"), field(b""), chain.append
         for tokens in blocks:
             digest = begin()
@@ -99,7 +98,7 @@ def chain_keys(root: BlockHash, packed: bytes, block_size: int, extras: bytes = 
     """Return the index keys of all full blocks of packed tokens, first block first."""
     digests = chain_hash().digests(root, packed, 4 * block_size, extras)
     piece = f"{BLOCK_KEY_BYTES}s{DIGEST_BYTES - BLOCK_KEY_BYTES}x"
-    return cast(tuple[BlockKey, ...], tuple(cut(digests, piece, DIGEST_BYTES)))
+    return cast(tuple[BlockKey, ...], cut(digests, piece, DIGEST_BYTES))
 
 
 def _hashes(digests: bytes | bytearray) -> list[BlockHash]:

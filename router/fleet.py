@@ -62,12 +62,15 @@ class Fleet:
             if worker_id in self._rows:
                 expected[self._rows[worker_id]] = blocks
         recent = self._cold_tokens * np.exp2((self._cold_as_of - now) / COLD_HALF_LIFE_S)
+        queue, decoding, requests = self._load_columns
         return CandidateTable(
             self._worker_ids,
             self._seeds,
             matched,
             expected,
-            *self._load_columns,
+            queue,
+            decoding,
+            requests,
             recent,
             *self._speed_columns,
             *self._static_columns,
@@ -80,8 +83,8 @@ class Fleet:
         self._speed: Column = np.zeros((4, len(views)))
         self._static: Column = np.zeros((4, len(views)))
         self._load: Column = np.zeros((3, len(views)))
-        self._speed_columns, self._static_columns = tuple(self._speed), tuple(self._static)
-        self._load_columns = tuple(self._load)
+        self._speed_columns, self._static_columns = list(self._speed), list(self._static)
+        self._load_columns = list(self._load)
         self._cold_tokens, self._cold_as_of = np.zeros((2, len(views)))
 
     def _replace(self, views: list[WorkerView], now: float) -> set[str]:

@@ -209,14 +209,14 @@ class KvIndexMirror:
         self._retired.append(slot)
 
     def _store(self, slot: _Slot, keys: Iterable[BlockKey]) -> None:
-        own, table, bit = slot.keys, self._table, slot.bit
-        keys = self._within(slot, keys if isinstance(keys, tuple) else tuple(keys))
-        own.update(keys)
-        if table.keys().isdisjoint(keys):  # as most are: what one worker just computed
-            table.update(dict.fromkeys(keys, bit))
+        table, bit = self._table, slot.bit
+        new = dict.fromkeys(self._within(slot, keys if isinstance(keys, tuple) else tuple(keys)), bit)
+        slot.keys.update(new)
+        if table.keys().isdisjoint(new):  # as most are: what one worker just computed
+            table.update(new)
             return
         lookup = table.get
-        for key in keys:
+        for key in new:
             holders = lookup(key)
             # A new key shares the slot's own number rather than keep one of its own: 32 bytes less a block.
             table[key] = bit if holders is None else holders | bit

@@ -72,7 +72,7 @@ class _Cursor:
 
 def parse_batch(fields: Mapping[bytes, bytes]) -> EventBatch:
     """Read a stream entry; unknown fields are ignored. Raises ValueError, also for too large a batch."""
-    size = sum(len(packed) for packed in fields.values())
+    size = sum(map(len, fields.values()))
     if size > KEYS_PER_BATCH * BLOCK_KEY_BYTES:
         raise ValueError(f"a batch of {size} bytes, the limit is {KEYS_PER_BATCH * BLOCK_KEY_BYTES}")
     stored: tuple[BlockKey, ...] = ()
