@@ -98,8 +98,8 @@ def chain_keys(root: BlockHash, packed: bytes, block_size: int, extras: bytes = 
     """Return the index keys of all full blocks of packed tokens, first block first."""
     digests = chain_hash().digests(root, packed, 4 * block_size, extras)
     piece = f"{BLOCK_KEY_BYTES}s{DIGEST_BYTES - BLOCK_KEY_BYTES}x"
-    return cast(tuple[BlockKey, ...], cut(digests, piece, DIGEST_BYTES))
+    return cast("tuple[BlockKey, ...]", cut(digests, piece, DIGEST_BYTES))
 
 
 def _hashes(digests: bytes | bytearray) -> list[BlockHash]:
-    return cast(list[BlockHash], list(cut(digests, f"{DIGEST_BYTES}s", DIGEST_BYTES)))
+    return cast("list[BlockHash]", list(cut(digests, f"{DIGEST_BYTES}s", DIGEST_BYTES)))
