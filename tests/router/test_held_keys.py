@@ -50,7 +50,7 @@ def test_all_that_is_held_comes_out_in_slices(steps: list[tuple[set[int], set[in
 
 
 def test_what_has_gone_is_forgotten_as_fast_as_it_goes() -> None:
-    """1000 blocks held, 100,000 evicted and replaced: oldest first, youngest first, the same few, by chance."""
+    """1000 blocks held, 100,000 replaced: the oldest first, the youngest first, the same few, any."""
     for which in ("oldest", "youngest", "few", "chance"):
         held, rng = HeldKeys(), random.Random(1)
         present = [key(number) for number in range(1000)]
