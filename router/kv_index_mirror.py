@@ -93,18 +93,19 @@ class KvIndexMirror:
         ranges = [(1, len(keys), holders)] if holders else []
         while ranges:
             low, high, workers = ranges.pop()
-            if low == high:
-                while workers:
-                    bit = workers & -workers
-                    lengths[self._names[bit]] = low
-                    workers ^= bit
-                continue
-            middle = (low + high) >> 1
-            holding = workers & lookup(keys[middle], 0)
-            if holding:
-                ranges.append((middle + 1, high, holding))
-            if holding != workers:
-                ranges.append((low, middle, workers & ~holding))
+            while low < high:
+                middle = (low + high) >> 1
+                holding = workers & lookup(keys[middle], 0)
+                if holding:
+                    if holding != workers:
+                        ranges.append((low, middle, workers ^ holding))
+                    low, workers = middle + 1, holding
+                else:
+                    high = middle
+            while workers:
+                bit = workers & -workers
+                lengths[self._names[bit]] = low
+                workers ^= bit
         return lengths
 
     def walk(self, keys: Sequence[BlockKey]) -> Mapping[str, int]:
