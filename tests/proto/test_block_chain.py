@@ -133,6 +133,10 @@ def test_a_library_that_hashes_wrongly_is_not_believed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     """As a compiler with a fault would make it; it is forgotten, so that the next start builds another."""
+    try:
+        Compiler.found()
+    except BuildError:
+        pytest.skip("no C++ compiler here")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     source = tmp_path / "wrong.cpp"
     exported = 'extern "C" __attribute__((visibility("default")))'
