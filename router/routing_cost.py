@@ -111,6 +111,8 @@ def _room_s(table: CandidateTable, cached: Column, uncached: Column) -> Column:
     """Seconds until enough running sequences have ended; what is cached may be what they use."""
     in_use = np.maximum(table.live_tokens, cached)
     missing = np.maximum(0.0, in_use + table.queue_tokens + uncached - table.capacity_tokens)
+    if not np.count_nonzero(missing):  # as most of the time
+        return missing
     running = np.maximum(1.0, table.decoding)
     ends = np.ceil(missing * running / np.maximum(1.0, table.live_tokens))
     return SEQUENCE_LIFE_S * np.minimum(ends, running) / running
