@@ -68,11 +68,11 @@ class Fleet:
             matched,
             expected,
             shared,
-            *self._load,
+            *self._load_columns,
             recent,
             per_second(recent, now - self._cold_since),
-            *self._speed,
-            *self._static,
+            *self._speed_columns,
+            *self._static_columns,
         )
 
     def _resize(self, views: Sequence[WorkerView]) -> None:
@@ -82,6 +82,8 @@ class Fleet:
         self._speed: Column = np.zeros((4, len(views)))
         self._static: Column = np.zeros((6, len(views)))
         self._load: Column = np.zeros((4, len(views)))
+        self._speed_columns, self._static_columns = list(self._speed), list(self._static)
+        self._load_columns = list(self._load)
         self._cold_tokens, self._cold_as_of, self._cold_since = np.zeros((3, len(views)))
 
     def _replace(self, views: list[WorkerView], now: float) -> set[str]:
@@ -92,7 +94,7 @@ class Fleet:
             self._resize(views)
         self._views = views
         speeds = _speeds([view.record.load for view in views])
-        self._speed = np.array(speeds, np.float64).reshape(len(views), 4).T
+        self._speed[:] = np.array(speeds, np.float64).reshape(len(views), 4).T
         for row in new:
             record = views[row].record
             load = record.load

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvhive.proto.block_hash import BlockKey
 from kvhive.proto.errors import ConfigError, InvalidRequest, Unavailable
-from kvhive.router.candidate_table import CandidateTable
+from kvhive.router.candidate_table import CandidateTable, greatest
 from kvhive.router.fleet import Fleet
 from kvhive.router.kv_index import KvIndex
 from kvhive.router.load_tracker import LoadTracker
@@ -101,7 +101,7 @@ class Placer:
             raise Unavailable("no worker is serving now, retry")
         table = allowed.where(allowed.capacity_tokens >= need)
         if not table:
-            raise _never_fits(len(prompt.token_ids), max_tokens, int(allowed.capacity_tokens.max()))
+            raise _never_fits(len(prompt.token_ids), max_tokens, int(greatest(allowed.capacity_tokens)))
         route = RouteRequest(
             len(prompt.token_ids), max_tokens, self._block_size, prompt.home_key, prompt.keyed
         )
@@ -120,13 +120,15 @@ class Placer:
             decision=replace(decision, excluded=excluded) if excluded else decision,
             matched_blocks=int(table.matched_blocks[row]),
             expected_blocks=int(table.expected_blocks[row]),
-            reachable_tokens=int(table.matched_blocks.max()) * self._block_size,
+            reachable_tokens=int(greatest(table.matched_blocks)) * self._block_size,
         )
 
     def _note_shared(self, route: RouteRequest, table: CandidateTable, keys: Sequence[BlockKey]) -> None:
         """Where room may be short, say how much of the prompt is in use there anyway."""
         short = table.live_tokens + table.growth_tokens + route.prompt_tokens > table.capacity_tokens
-        for row in np.flatnonzero(short & (table.expected_blocks > 0)).tolist():
+        if not np.count_nonzero(short):  # as most of the time
+            return
+        for row in (short & (table.expected_blocks > 0)).nonzero()[0].tolist():
             blocks = self._state.loads.shared_blocks(table.worker_ids[row], keys)
             table.shared_tokens[row] = blocks * self._block_size
 

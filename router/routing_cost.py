@@ -5,10 +5,10 @@
 
 `queue_s` is the prefill work ahead of the request, `compute_s` that of its own uncached tokens, both by
 the step-time model the worker measured of itself. The price is above 1 because computing spends capacity
-that others wait for: `load` is the share of the fleet's time that goes into prompts. What it evicts may have to be
-computed again: `reuse` is how likely that is, as the worker counts it. `decode_s` is what the running sequences
-add to the steps that compute it. `room_s` is the wait for some of them to end, where the pool, full of what they
-use and will use, has no room for the request.
+that others wait for: `load` is the share of the fleet's time that goes into prompts. What it evicts may have to
+be computed again: `reuse` is how likely that is, as the worker counts it. `decode_s` is what the running
+sequences add to the steps that compute it. `room_s` is the wait for some of them to end, where the pool, full of
+what they use and will use, has no room for the request.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from kvhive.router.candidate_table import CandidateTable, Column
 from kvhive.router.routing_policy import Candidate, CandidateCost, RouteRequest
 
 HIGHEST_PRICE = 6.0
-"""Of computing, without what it evicts. Where a share `load` of the time is spent computing, a second more of it
-costs everybody 1 / (1 - load) seconds in all; near 1 that is more than an estimate can bear."""
+"""Of computing, without what it evicts. Where a share `load` of the time is spent computing, a second more of
+it costs everybody 1 / (1 - load) seconds in all; near 1 that is more than an estimate can bear."""
 
 GROWTH_SHARE = 0.5
 """How much of what running sequences are expected to generate yet counts as taken: some end meanwhile."""
@@ -34,7 +34,7 @@ FULL_POOL_S = 0.03
 nearer to making somebody wait. Chosen on traces, not derived."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as CandidateTable
 class CostTable(Sequence[CandidateCost]):
     """The terms as columns, in seconds; its rows become objects when they are looked at."""
 
@@ -108,9 +108,9 @@ def _tokens_s(table: CandidateTable, tokens: Column, context: Column | float) ->
 
 
 def _computing_price(table: CandidateTable) -> float:
-    """What a second of computing costs everybody: the same at all workers, as work goes to those that are free."""
-    seconds = table.cold_tokens_per_s * (table.per_token_s + table.step_base_s / table.max_step_tokens)
-    load = min(float(seconds.mean()), 1.0 - 1.0 / HIGHEST_PRICE)
+    """What a second of computing costs everybody: the same everywhere, as work goes to those that are free."""
+    busy = table.cold_tokens_per_s * (table.per_token_s + table.step_base_s / table.max_step_tokens)
+    load = min(float(np.add.reduce(busy)) / len(table), 1.0 - 1.0 / HIGHEST_PRICE)
     return 1.0 / (1.0 - load)
 
 
@@ -119,12 +119,13 @@ def _room_s(request: RouteRequest, table: CandidateTable, cached: Column) -> Col
 
     What is cached may be what they use; as far as nobody knows that it is, it takes room of its own.
     """
-    own = np.minimum(request.max_tokens, table.answer_tokens)
+    nearly_s = table.live_tokens * FULL_POOL_S / table.capacity_tokens
     coming = request.prompt_tokens - np.minimum(table.shared_tokens, cached)
-    growing = GROWTH_SHARE * (table.growth_tokens + own)
-    missing = np.maximum(0.0, table.live_tokens + coming + growing - table.capacity_tokens)
-    running = np.maximum(1.0, table.decoding)
-    ends = np.ceil(missing * running / np.maximum(1.0, table.live_tokens))
+    growing = GROWTH_SHARE * (table.growth_tokens + np.minimum(table.answer_tokens, request.max_tokens))
+    missing = np.maximum(table.live_tokens + coming + growing - table.capacity_tokens, 0.0)
+    if not np.count_nonzero(missing):  # as most of the time
+        return nearly_s
+    running = np.maximum(table.decoding, 1.0)
+    ends = np.ceil(missing * running / np.maximum(table.live_tokens, 1.0))
     step_s = table.step_base_s + table.decoding * table.per_token_s
-    used = np.minimum(1.0, table.live_tokens / np.maximum(1.0, table.capacity_tokens))
-    return table.release_tokens * step_s * np.minimum(ends, running) / running + FULL_POOL_S * used
+    return table.release_tokens * step_s * np.minimum(ends, running) / running + nearly_s

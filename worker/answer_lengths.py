@@ -1,8 +1,8 @@
 """What running sequences will still ask of the pool, and how long they will hold what they have.
 
 Nobody knows how long an answer gets; max_tokens is only its bound. However far it has come, a sequence is
-expected to go on for the mean length of answers here, and one that is longer already for as long again: lengths
-have long tails.
+expected to go on for the mean length of answers here, and one that is longer already for as long again:
+lengths have long tails.
 """
 
 from __future__ import annotations

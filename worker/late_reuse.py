@@ -1,8 +1,8 @@
 """What an eviction is likely to cost: how often blocks that are on their way out are still hit.
 
 A cached block that has waited for half as long as the next victim is on its way out, and one of two things
-follows: it is hit, or it goes. The share of hits among the two is how likely a victim would have been hit, had
-it been kept for as long again.
+follows: it is hit, or it goes. The share of hits among the two is how likely a victim would have been hit,
+had it been kept for as long again.
 """
 
 from __future__ import annotations
