@@ -62,18 +62,9 @@ class Fleet:
             if worker_id in self._rows:
                 expected[self._rows[worker_id]] = blocks
         recent = self._cold_tokens * np.exp2((self._cold_as_of - now) / COLD_HALF_LIFE_S)
-        return CandidateTable(
-            self._worker_ids,
-            self._seeds,
-            matched,
-            expected,
-            shared,
-            *self._load_columns,
-            recent,
-            per_second(recent, now - self._cold_since),
-            *self._speed_columns,
-            *self._static_columns,
-        )
+        cold = recent, per_second(recent, now - self._cold_since)
+        columns = *self._load_columns, *cold, *self._speed_columns, *self._static_columns
+        return CandidateTable(self._worker_ids, self._seeds, matched, expected, shared, *columns)
 
     def _resize(self, views: Sequence[WorkerView]) -> None:
         self._worker_ids = [view.record.worker_id for view in views]

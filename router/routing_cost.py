@@ -5,10 +5,10 @@
 
 `queue_s` is the prefill work ahead of the request, `compute_s` that of its own uncached tokens, both by
 the step-time model the worker measured of itself. The price is above 1 because computing spends capacity
-that others wait for: `load` is the share of the fleet's time that goes into prompts. What it evicts may have to
-be computed again: `reuse` is how likely that is, as the worker counts it. `decode_s` is what the running
-sequences add to the steps that compute it. `room_s` is the wait for some of them to end, where the pool, full of
-what they use and will use, has no room for the request.
+that others wait for: `load` is the share of the fleet's time that goes into prompts. What it evicts may have
+to be computed again: `reuse` is how likely that is, as the worker counts it. `decode_s` is what the running
+sequences add to the steps that compute it. `room_s` is the wait for some of them to end, where the pool, full
+of what they use and will use, has no room for the request.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _tokens_s(table: CandidateTable, tokens: Column, context: Column | float) ->
 
 
 def _computing_price(table: CandidateTable) -> float:
-    """What a second of computing costs everybody: the same everywhere, as work goes to those that are free."""
+    """What a second of computing costs everybody: the same anywhere, as work goes where time is."""
     busy = table.cold_tokens_per_s * (table.per_token_s + table.step_base_s / table.max_step_tokens)
     load = min(float(np.add.reduce(busy)) / len(table), 1.0 - 1.0 / HIGHEST_PRICE)
     return 1.0 / (1.0 - load)
@@ -119,7 +119,7 @@ def _room_s(request: RouteRequest, table: CandidateTable, cached: Column) -> Col
 
     What is cached may be what they use; as far as nobody knows that it is, it takes room of its own.
     """
-    nearly_s = table.live_tokens * FULL_POOL_S / table.capacity_tokens
+    nearly_s: Column = table.live_tokens * FULL_POOL_S / table.capacity_tokens
     coming = request.prompt_tokens - np.minimum(table.shared_tokens, cached)
     growing = GROWTH_SHARE * (table.growth_tokens + np.minimum(table.answer_tokens, request.max_tokens))
     missing = np.maximum(table.live_tokens + coming + growing - table.capacity_tokens, 0.0)
@@ -128,4 +128,5 @@ def _room_s(request: RouteRequest, table: CandidateTable, cached: Column) -> Col
     running = np.maximum(table.decoding, 1.0)
     ends = np.ceil(missing * running / np.maximum(table.live_tokens, 1.0))
     step_s = table.step_base_s + table.decoding * table.per_token_s
-    return table.release_tokens * step_s * np.minimum(ends, running) / running + nearly_s
+    wait_s: Column = table.release_tokens * step_s * np.minimum(ends, running) / running
+    return wait_s + nearly_s
