@@ -115,7 +115,7 @@ class RouterConfig:
     index: str = "auto"
     """Where prefixes are looked up: `mirror` (in the router), `redis`, or `auto`: mirror while small."""
     index_mirror_blocks: int = 10_000_000
-    """With `router.index: auto`: blocks of all workers (about 200 bytes each) beyond which Redis is asked."""
+    """With `router.index: auto`: blocks of all workers (about 150 bytes each) beyond which Redis is asked."""
     index_stale_after_s: float = 30.0
     """Beyond this age the mirror of the index is ignored and requests go by load and rendezvous hashing."""
     predicted_ttl_s: float = 30.0

@@ -28,6 +28,7 @@ from kvhive.router.worker_registry import WorkerRegistry
 
 log = logging.getLogger(__name__)
 
+MOST_BATCH_BYTES = KEYS_PER_BATCH * BLOCK_KEY_BYTES
 BATCHES_PER_READ = 16
 """Of one stream; a reader that is behind reads again at once."""
 BLOCK_S = 0.1
@@ -72,9 +73,9 @@ class _Cursor:
 
 def parse_batch(fields: Mapping[bytes, bytes]) -> EventBatch:
     """Read a stream entry; unknown fields are ignored. Raises ValueError, also for too large a batch."""
-    size = sum(len(packed) for packed in fields.values())
-    if size > KEYS_PER_BATCH * BLOCK_KEY_BYTES:
-        raise ValueError(f"a batch of {size} bytes, the limit is {KEYS_PER_BATCH * BLOCK_KEY_BYTES}")
+    size = sum(map(len, fields.values()))
+    if size > MOST_BATCH_BYTES:
+        raise ValueError(f"a batch of {size} bytes, the limit is {MOST_BATCH_BYTES}")
     stored: tuple[BlockKey, ...] = ()
     removed: dict[RemovalCause, tuple[BlockKey, ...]] = {}
     for name, packed in fields.items():

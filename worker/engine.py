@@ -10,7 +10,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kvhive.proto.errors import ComputeError, KvhiveError, Unavailable
 from kvhive.proto.index_schema import LoadReport
@@ -71,7 +71,6 @@ class Engine:
         self._refused: list[Output] = []
         self._untold: tuple[list[Scheduled], list[ChunkResult]] | None = None
         self._load = LoadReport()
-        self._victim_used_at: float | None = None
         self._leaks = 0
         self.steps = 0
         self.step_time = StepTimeModel()
@@ -100,9 +99,8 @@ class Engine:
 
     @property
     def load(self) -> LoadReport:
-        """Load and pool accounting as of the end of the last step; the victim's age as of now."""
-        load, used_at = self._load, self._victim_used_at
-        return load if used_at is None else replace(load, victim_age_s=max(0.0, self._clock() - used_at))
+        """Load and pool accounting as of the end of the last step."""
+        return self._load
 
     def stop(self) -> None:
         """Make `run` return after the current step; requests still inside get Unavailable."""
@@ -244,12 +242,12 @@ class Engine:
 
     def _report(self) -> None:
         usage = self._manager.pool.usage()
-        self._victim_used_at = self._manager.pool.victim_used_at
         if usage.live and self._scheduler.idle:
             self._leaks += 1
             log.error("accounting: %d blocks are live while nothing runs (%d times)", usage.live, self._leaks)
         base, per_token, per_attention = self.step_time.coefficients
         scheduler = self._scheduler
+        forecast = scheduler.answers.forecast(scheduler.running, self._clock())
         self._load = LoadReport(
             queued_prefill_tokens=scheduler.queued_prefill_tokens,
             running=len(scheduler.running),
@@ -258,6 +256,10 @@ class Engine:
             blocks_live=usage.live,
             blocks_cached=usage.cached,
             blocks_free=usage.free,
+            victim_reuse=self._manager.pool.reuse.share,
+            answer_tokens=forecast.answer_tokens,
+            growth_tokens=forecast.growth_tokens,
+            release_tokens=forecast.release_tokens,
             step_base_s=base,
             step_per_token_s=per_token,
             step_per_attention_s=per_attention,

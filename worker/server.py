@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import grpc
 from redis.asyncio import Redis
 
+from kvhive.proto.block_chain import chain_hash
 from kvhive.proto.block_hash import root_hash
 from kvhive.proto.config import bracketed
 from kvhive.proto.errors import Unavailable
@@ -156,6 +157,7 @@ class WorkerServer:
         options = self._options
         assert self._service is not None
         root = root_hash(identity, options.cluster_salt.encode())
+        chain_hash()  # perhaps it must be built: now, and not while the first request waits
         pool = BlockPool(num_blocks)
         manager = KvCacheManager(pool, options.block_size, root, time.monotonic)
         limits = SchedulerLimits(options.max_step_tokens, options.max_running, options.max_waiting)

@@ -166,7 +166,7 @@ def test_new_prompts_go_to_the_idle_worker_however_much_it_caches() -> None:
     cpu = dataclasses.replace(IDLE, step_base_s=0.02, step_per_token_s=0.003)
     loads = {
         "w1": dataclasses.replace(cpu, running=4, blocks_live=400, blocks_free=65_136),
-        "w2": dataclasses.replace(cpu, blocks_cached=60_000, blocks_free=5_536, victim_age_s=0.0),
+        "w2": dataclasses.replace(cpu, blocks_cached=60_000, blocks_free=5_536, victim_reuse=1.0),
     }
     fleet.views = [
         WorkerView(record(worker_id, load=load), fleet.clock()) for worker_id, load in loads.items()
