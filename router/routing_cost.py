@@ -1,12 +1,13 @@
 """What a request costs at each worker, in seconds: one formula for all candidates at once.
 
     cost(w)  = queue_s + room_s + price * compute_s + decode_s
-    price(w) = (1 + reuse) / (1 - load)        reuse only where computing evicts
+    price(w) = 1 / (1 - load) / (1 - reuse)        reuse only where computing evicts
 
 `queue_s` is the prefill work ahead of the request, `compute_s` that of its own uncached tokens, both by
 the step-time model the worker measured of itself. The price is above 1 because computing spends capacity
 that others wait for: `load` is the share of the fleet's time that goes into prompts. What it evicts may have
-to be computed again: `reuse` is how likely that is, as the worker counts it. `decode_s` is what the running
+to be computed again, which evicts again: `reuse` is how likely that is, as the workers count it. Both are
+taken of the fleet as a whole, since what one worker counts is mostly chance. `decode_s` is what the running
 sequences add to the steps that compute it. `room_s` is the wait for some of them to end, where the pool, full
 of what they use and will use, has no room for the request.
 """
@@ -23,8 +24,8 @@ from kvhive.router.candidate_table import CandidateTable, Column
 from kvhive.router.routing_policy import Candidate, CandidateCost, RouteRequest
 
 HIGHEST_PRICE = 6.0
-"""Of computing, without what it evicts. Where a share `load` of the time is spent computing, a second more of
-it costs everybody 1 / (1 - load) seconds in all; near 1 that is more than an estimate can bear."""
+"""Of the factors of the price, each. Where a share `load` of the time is spent computing, a second more of it
+costs everybody 1 / (1 - load) seconds in all; near 1 that is more than an estimate can bear."""
 
 GROWTH_SHARE = 0.5
 """How much of what running sequences are expected to generate yet counts as taken: some end meanwhile."""
@@ -85,7 +86,8 @@ def compare(request: RouteRequest, candidates: Sequence[Candidate], least_blocks
     queue_s = queue_steps * table.step_base_s + _tokens_s(table, table.queue_tokens, 0.0)
     compute_s = (steps - queue_steps) * table.step_base_s + _tokens_s(table, uncached, cached)
     evicts = table.free_tokens < uncached + request.max_tokens
-    price = _computing_price(table) * (1.0 + evicts * table.victim_reuse)
+    busy = table.cold_tokens_per_s * (table.per_token_s + table.step_base_s / table.max_step_tokens)
+    price = _price_of(busy) * np.where(evicts, _price_of(table.victim_reuse), 1.0)
     decode_s = steps * table.decoding * table.per_token_s
     room_s = _room_s(request, table, cached)
     cost_s = queue_s + room_s + price * compute_s + decode_s
@@ -107,11 +109,10 @@ def _tokens_s(table: CandidateTable, tokens: Column, context: Column | float) ->
     return tokens * (table.per_token_s + (context + tokens / 2) * table.per_attention_s)
 
 
-def _computing_price(table: CandidateTable) -> float:
-    """What a second of computing costs everybody: the same anywhere, as work goes where time is."""
-    busy = table.cold_tokens_per_s * (table.per_token_s + table.step_base_s / table.max_step_tokens)
-    load = min(float(np.add.reduce(busy)) / len(table), 1.0 - 1.0 / HIGHEST_PRICE)
-    return 1.0 / (1.0 - load)
+def _price_of(shares: Column) -> float:
+    """Return 1 / (1 - share), of the mean share."""
+    share = min(float(np.add.reduce(shares)) / len(shares), 1.0 - 1.0 / HIGHEST_PRICE)
+    return 1.0 / (1.0 - share)
 
 
 def _room_s(request: RouteRequest, table: CandidateTable, cached: Column) -> Column:

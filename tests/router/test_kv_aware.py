@@ -77,9 +77,13 @@ def test_the_price_of_computing_rises_with_the_load_of_the_fleet() -> None:
 
 
 def test_the_price_of_computing_rises_where_it_evicts_what_is_used_again() -> None:
-    assert price(victim_reuse=0.5) == pytest.approx(1.5)
+    """What is computed again evicts again: of a half, then of a quarter, in all twice as much."""
+    assert price(victim_reuse=0.5) == pytest.approx(2.0)
+    assert price(victim_reuse=1.0) == pytest.approx(6.0), "no further"
     assert price(victim_reuse=0.5, free_tokens=656) == 1.0, "nothing is evicted where unused blocks suffice"
-    assert price(victim_reuse=0.5, free_tokens=655) == pytest.approx(1.5)
+    assert price(victim_reuse=0.5, free_tokens=655) == pytest.approx(2.0)
+    often, never = worker("w1", victim_reuse=0.8), worker("w2")
+    assert [cost.price for cost in decide(often, never).costs] == pytest.approx([1 / 0.6, 1 / 0.6])
 
 
 def test_a_cold_prompt_avoids_the_busy_worker_whatever_its_cache_holds() -> None:
