@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import time
 
 import httpx
@@ -132,4 +133,18 @@ async def test_it_serves_by_name(frontend: ScriptedFrontend) -> None:
     port = await server.start("localhost", 0)
     async with httpx.AsyncClient() as http:
         assert (await http.get(f"http://localhost:{port}/healthz")).status_code == 200
+    await server.stop(0)
+
+
+async def test_no_token_waits_for_an_acknowledgement(frontend: ScriptedFrontend) -> None:
+    """Nagle's algorithm is off on accepted connections, or each token comes 40 ms late."""
+    server = HttpServer(create_app(frontend, CollectorRegistry()))
+    port = await server.start("127.0.0.1", 0)
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    connections = server._server.server_state.connections
+    while not connections:
+        await asyncio.sleep(0.001)
+    (accepted,) = (connection.transport.get_extra_info("socket") for connection in connections)
+    assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    writer.close()
     await server.stop(0)
