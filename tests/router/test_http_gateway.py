@@ -140,10 +140,10 @@ async def test_no_token_waits_for_an_acknowledgement(frontend: ScriptedFrontend)
     """Nagle's algorithm is off on accepted connections, or each token comes 40 ms late."""
     server = HttpServer(create_app(frontend, CollectorRegistry()))
     port = await server.start("127.0.0.1", 0)
-    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+    await reader.readline()
     connections = server._server.server_state.connections
-    while not connections:
-        await asyncio.sleep(0.001)
     (accepted,) = (connection.transport.get_extra_info("socket") for connection in connections)
     assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     writer.close()
