@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,7 @@ from kvhive.router.tokenizer import TextTokenizer
 from kvhive.scripts.bench_proxy_worker import IDENTITY, MAX_CONTEXT, StubSpec
 from kvhive.scripts.embedded_redis import EmbeddedRedis
 from kvhive.scripts.log_tail import last_line
-from kvhive.scripts.owned_processes import ProcessId
+from kvhive.scripts.owned_processes import ProcessId, send_signal
 from kvhive.scripts.router_process import RouterSpec, start_router, wait_routable
 from kvhive.worker.model_path import resolve_model
 
@@ -109,6 +110,9 @@ def _stub_process(folder: Path, spec: StubSpec) -> Iterator[int]:
 
 def _end(started: list[ProcessId]) -> None:
     for process in started:
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(process.pid, 15)
-            os.waitpid(process.pid, 0)
+        send_signal(process, signal.SIGTERM)
+        deadline = time.monotonic() + _STOP_S
+        while os.waitpid(process.pid, os.WNOHANG) == (0, 0):
+            if time.monotonic() > deadline:
+                send_signal(process, signal.SIGKILL)
+            time.sleep(0.05)
