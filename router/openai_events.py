@@ -1,4 +1,4 @@
-"""Answers as server-sent events. News, of which there is one for every token, is filled into a prepared one."""
+"""Answers as server-sent events. News, one for every token, is filled into an event that was made before."""
 
 from __future__ import annotations
 
