@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
 
+from kvhive.proto.errors import ConfigError
 from kvhive.proto.v1 import inference_pb2 as pb
-from kvhive.scripts.bench_proxy_client import Door, Load, grpc_door, http_door, run_load, worker_door
-from kvhive.scripts.bench_proxy_rig import Rig, cpu_s, running_rig
+from kvhive.scripts.bench_proxy_client import Door, grpc_door, http_door, run_load, worker_door
+from kvhive.scripts.bench_proxy_rig import Rig, running_rig
 
 STREAMS = 8
+CONCURRENCY = 32
+"""Requests at a time where the rate is measured."""
+WORKERS = 4
 PROMPT_CHARACTERS = 4096
 SHARED_CHARACTERS = 3072
 GROUPS = 64
 """Conversations, each with a beginning of its own that its requests share."""
+CHAT = "/v1/chat/completions"
 _WORDS = ["alpha", "beta", "gamma", "delta", "router", "cache", "prefix", "token", "model", "serve"]
+
+Figures = dict[str, dict[str, float]]
+"""By what was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +39,96 @@ class Plan:
     """How much is measured."""
 
     rounds: int = 3
-    tokens: int = 200
+    tokens: int = 300
     """Of each of the eight streams, a round."""
     step_s: float = 0.01
     """Between two of them."""
-    requests: int = 1000
+    requests: int = 600
     """With a prompt of 4 KB and an output of one token, a round."""
 
 
-@dataclass(slots=True)
-class Cost:
-    """What one kind of traffic took, in CPU microseconds."""
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another router, which somebody has started."""
 
-    router_us: float
-    worker_us: float
+    name: str
+    url: str
+    pid: int
+    """Of its process, or of that which has started its processes."""
+    model: str = "stub"
+
+
+def parse_peer(text: str) -> Peer:
+    """Read NAME=URL,PID[,MODEL]. Raises ConfigError."""
+    name, _, rest = text.partition("=")
+    url, pid, model, more = [*rest.split(",", 3), "", "", ""][:4]
+    if not (name and url.startswith("http://") and pid.isdecimal()) or more:
+        raise ConfigError(f"--peer: must be NAME=http://HOST:PORT,PID or NAME=URL,PID,MODEL, is {text!r}")
+    return Peer(name, url.rstrip("/"), int(pid), model or "stub")
+
+
+def run(plan: Plan, peers: Sequence[Peer], as_json: bool) -> None:
+    """Measure everything and print it. Raises ClusterError where something does not start."""
+    found = {"per token": decoding(plan), "per request": requesting(plan, peers)}
+    if as_json:
+        click.echo(json.dumps(found, indent=1))
+        return
+    for title, figures in found.items():
+        click.echo(title)
+        for name, values in figures.items():
+            click.echo(f"  {name:18}" + "  ".join(f"{value:9.2f} {key}" for key, value in values.items()))
+
+
+def decoding(plan: Plan) -> Figures:
+    """Measure CPU for each token of eight streams on one worker, by way in."""
+    figures: dict[str, list[dict[str, float]]] = {}
+    with running_rig(1, plan.step_s) as rig:
+        for _ in range(plan.rounds):
+            for name, door in _decoding_doors(rig, plan.tokens).items():
+                before = cpu_s(rig.router_pid), cpu_s(rig.worker_pid)
+                load = asyncio.run(run_load(door, STREAMS, STREAMS))
+                count = STREAMS * plan.tokens
+                spent = {
+                    "router_us": (cpu_s(rig.router_pid) - before[0]) / count * 1e6,
+                    "worker_us": (cpu_s(rig.worker_pid) - before[1]) / count * 1e6,
+                    "first_ms": load.first_ms(),
+                }
+                figures.setdefault(name, []).append(spent)
+    return _medians(figures)
+
+
+def requesting(plan: Plan, peers: Sequence[Peer]) -> Figures:
+    """Measure requests with a prompt of 4 KB, by router, in turn: CPU, rate, and the first text's delay."""
+    figures: dict[str, list[dict[str, float]]] = {}
+    with running_rig(WORKERS, 0.0) as rig:
+        targets = [Peer("kvhive", rig.http, rig.router_pid), *peers]
+        ids = tuple(range(1000, 1900))
+        straight = worker_door(rig.workers, rig.token, lambda number: (number % 30_000, *ids))
+        for turn in range(plan.rounds):
+            first_number = turn * plan.requests * 2
+            load = asyncio.run(run_load(straight, 1, plan.requests // 4, first_number))
+            figures.setdefault("worker, straight", []).append({"first_ms": load.first_ms()})
+            for target in targets:
+                figures.setdefault(target.name, []).append(_one_turn(plan, target, first_number))
+    return _medians(figures)
+
+
+def _one_turn(plan: Plan, target: Peer, first_number: int) -> dict[str, float]:
+    whole = http_door(target.url, CHAT, _chat(target.model, stream=False))
+    before = cpu_s(target.pid)
+    load = asyncio.run(run_load(whole, CONCURRENCY, plan.requests, first_number))
+    spent = (cpu_s(target.pid) - before) / plan.requests * 1e6
+    streamed = http_door(target.url, CHAT, _chat(target.model, stream=True))
+    alone = asyncio.run(run_load(streamed, 1, plan.requests // 4, first_number + plan.requests))
+    return {"router_us": spent, "requests_s": plan.requests / load.wall_s, "first_ms": alone.first_ms()}
+
+
+def _chat(model: str, stream: bool) -> Callable[[int], dict[str, Any]]:
+    def body(number: int) -> dict[str, Any]:
+        messages = [{"role": "user", "content": prompt_text(number)}]
+        return {"model": model, "messages": messages, "max_tokens": 1, "stream": stream}
+
+    return body
 
 
 def prompt_text(number: int) -> str:
@@ -51,100 +138,44 @@ def prompt_text(number: int) -> str:
 
 
 def _words(seed: int, characters: int) -> str:
-    chooser = random.Random(seed)
-    return " ".join(chooser.choices(_WORDS, k=characters // 4))[:characters]
+    return " ".join(random.Random(seed).choices(_WORDS, k=characters // 4))[:characters]
 
 
-def chat_body(number: int, model: str, max_tokens: int, stream: bool) -> dict[str, Any]:
-    """Return a chat request with a prompt of 4 KB."""
-    messages = [{"role": "user", "content": prompt_text(number)}]
-    return {"model": model, "messages": messages, "max_tokens": max_tokens, "stream": stream}
-
-
-def decoding_doors(rig: Rig, tokens: int) -> dict[str, Door]:
+def _decoding_doors(rig: Rig, tokens: int) -> dict[str, Door]:
     """Return the ways in of a stream that decodes."""
     ids = tuple(range(1000, 1064))
-    text = {"model": "stub", "prompt": list(ids), "max_tokens": tokens, "ignore_eos": True, "stream": True}
-    chat = {"model": "stub", "messages": [{"role": "user", "content": "Hello"}]} | {
-        "max_tokens": tokens,
-        "ignore_eos": True,
-        "stream": True,
-    }
+    asked = {"model": "stub", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    text, chat = asked | {"prompt": ids}, asked | {"messages": [{"role": "user", "content": "Hello"}]}
     sampling = pb.SamplingParams(max_tokens=tokens, ignore_eos=True)
     request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids), sampling=sampling)
     return {
         "completions": http_door(rig.http, "/v1/completions", lambda number: text),
-        "chat": http_door(rig.http, "/v1/chat/completions", lambda number: chat),
+        "chat": http_door(rig.http, CHAT, lambda number: chat),
         "grpc": grpc_door(rig.grpc, lambda number: request),
     }
 
 
-def measured(rig: Rig, door: Door, concurrency: int, requests: int, per: int) -> tuple[Cost, Load]:
-    """Run a load; return its cost for each of `per` things."""
-    before = cpu_s(rig.router_pid), cpu_s(rig.worker_pid)
-    load = asyncio.run(run_load(door, concurrency, requests))
-    router, worker = cpu_s(rig.router_pid) - before[0], cpu_s(rig.worker_pid) - before[1]
-    return Cost(router / per * 1e6, worker / per * 1e6), load
+def cpu_s(root: int) -> float:
+    """Return the CPU seconds so far of a process and of those that it and they have started."""
+    parents, spent = {}, {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it has ended
+            parents[int(entry.name)] = int(fields[1])
+            spent[int(entry.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    if root not in spent:
+        raise ConfigError(f"--peer: there is no process {root}")
+    family = {root}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    return sum(spent[pid] for pid in family)
 
 
-def decoding(plan: Plan) -> dict[str, Any]:
-    """Measure CPU for each token of eight streams on one worker, by way in."""
-    found: dict[str, list[Cost]] = {}
-    with running_rig(1, plan.step_s) as rig:
-        for _ in range(plan.rounds):
-            for name, door in decoding_doors(rig, plan.tokens).items():
-                cost, _ = measured(rig, door, STREAMS, STREAMS, STREAMS * plan.tokens)
-                found.setdefault(name, []).append(cost)
-    return {name: _medians(costs) for name, costs in found.items()}
-
-
-def requesting(plan: Plan) -> dict[str, Any]:
-    """Measure requests with a prompt of 4 KB on four workers: CPU, rate, and the first token's delay."""
-    with running_rig(4, 0.0) as rig:
-        path = "/v1/chat/completions"
-        door = http_door(rig.http, path, lambda number: chat_body(number, "stub", 1, False))
-        costs, rates = [], []
-        for _ in range(plan.rounds):
-            cost, load = measured(rig, door, 32, plan.requests, plan.requests)
-            costs.append(cost)
-            rates.append(plan.requests / load.wall_s)
-        ids = tuple(range(1000, 1900))
-        straight = worker_door(rig.workers, rig.token, lambda number: (number, *ids))
-        one = http_door(rig.http, path, lambda number: chat_body(number, "stub", 1, True))
-        text = {"model": "stub", "max_tokens": 1, "stream": True}
-        small = http_door(
-            rig.http, "/v1/completions", lambda number: text | {"prompt": [number + 1, *range(1000, 1016)]}
-        )
-        first: dict[str, list[float]] = {"straight": [], "router 4 KB": [], "router short": []}
-        for _ in range(plan.rounds):
-            for name, each in (("straight", straight), ("router 4 KB", one), ("router short", small)):
-                load = asyncio.run(run_load(each, 1, plan.requests // 4))
-                first[name].append(load.first_ms())
-        return {
-            **_medians(costs),
-            "requests_per_s": statistics.median(rates),
-            "first_ms": {name: statistics.median(times) for name, times in first.items()},
-        }
-
-
-def _medians(costs: list[Cost]) -> dict[str, float]:
+def _medians(figures: dict[str, list[dict[str, float]]]) -> Figures:
     return {
-        "router_us": statistics.median(cost.router_us for cost in costs),
-        "worker_us": statistics.median(cost.worker_us for cost in costs),
+        name: {key: statistics.median(turn[key] for turn in turns) for key in turns[0]}
+        for name, turns in figures.items()
     }
-
-
-@click.command()
-@click.option("--rounds", default=3)
-@click.option("--only", default="")
-def main(rounds: int, only: str) -> None:
-    """Measure and print."""
-    plan = Plan(rounds=rounds)
-    if only in ("", "decode"):
-        print(json.dumps(decoding(plan), indent=1))
-    if only in ("", "request"):
-        print(json.dumps(requesting(plan), indent=1))
-
-
-if __name__ == "__main__":
-    main()

@@ -44,12 +44,6 @@ class Rig:
     worker_pid: int
 
 
-def cpu_s(pid: int) -> float:
-    """Return the CPU seconds of a process so far, of the user and of the system."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 @contextlib.contextmanager
 def running_rig(workers: int, step_s: float, model: str = "demo") -> Iterator[Rig]:
     """Start it all, and end it all. Raises ClusterError where something does not start."""
