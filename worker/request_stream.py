@@ -81,6 +81,7 @@ class RequestStream:
             response.cached_tokens = output.cached_tokens
             response.written_tokens = output.written_tokens
             response.pinned_tokens = output.pinned_tokens
+            response.pulled_tokens = output.pulled_tokens
         response.prompt_logprobs.extend(map(_wire_logprobs, output.prompt_logprobs))
         if output.tokens or output.finish is not None:
             update = updates.setdefault(choice, worker_pb2.ChoiceUpdate(choice=choice))
