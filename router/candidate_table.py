@@ -42,6 +42,9 @@ class CandidateTable(Sequence[Candidate]):
     free_tokens: Column
     capacity_tokens: Column
     live_tokens: Column
+    block_bytes: Column
+    pull_latency_s: Column
+    pull_bytes_per_s: Column
 
     @staticmethod
     def of(candidates: Sequence[Candidate]) -> CandidateTable:
@@ -64,11 +67,14 @@ class CandidateTable(Sequence[Candidate]):
                 c.free_tokens,
                 c.capacity_tokens,
                 c.live_tokens,
+                c.block_bytes,
+                c.pull_latency_s,
+                c.pull_bytes_per_s,
             )
             for c in candidates
         ]
         worker_ids = [candidate.worker_id for candidate in candidates]
-        columns = np.array(rows, np.float64).reshape(len(rows), 14).T
+        columns = np.array(rows, np.float64).reshape(len(rows), 17).T
         return CandidateTable(worker_ids, worker_seeds(worker_ids), *columns)
 
     def where(self, kept: Sequence[bool] | npt.NDArray[np.bool_]) -> CandidateTable:
@@ -108,6 +114,9 @@ class CandidateTable(Sequence[Candidate]):
             recent_cold_tokens=float(self.recent_cold_tokens[row]),
             requests=int(self.requests[row]),
             live_tokens=int(self.live_tokens[row]),
+            block_bytes=int(self.block_bytes[row]),
+            pull_latency_s=float(self.pull_latency_s[row]),
+            pull_bytes_per_s=float(self.pull_bytes_per_s[row]),
         )
 
     def _columns(self) -> tuple[Column, ...]:
@@ -126,4 +135,7 @@ class CandidateTable(Sequence[Candidate]):
             self.free_tokens,
             self.capacity_tokens,
             self.live_tokens,
+            self.block_bytes,
+            self.pull_latency_s,
+            self.pull_bytes_per_s,
         )

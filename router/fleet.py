@@ -81,7 +81,7 @@ class Fleet:
         self._rows = {worker_id: row for row, worker_id in enumerate(self._worker_ids)}
         self._seeds = worker_seeds(self._worker_ids)
         self._speed: Column = np.zeros((4, len(views)))
-        self._static: Column = np.zeros((4, len(views)))
+        self._static: Column = np.zeros((7, len(views)))
         self._load: Column = np.zeros((3, len(views)))
         self._cold_tokens, self._cold_as_of = np.zeros((2, len(views)))
 
@@ -103,6 +103,9 @@ class Fleet:
                 load.blocks_free * record.block_size,
                 load.blocks_total * record.block_size,
                 load.blocks_live * record.block_size,
+                load.block_bytes,
+                load.pull_latency_s,
+                load.pull_bytes_per_s,
             )
         return {self._worker_ids[row] for row in new}
 

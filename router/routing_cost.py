@@ -4,21 +4,24 @@
     price(w) = 2 + 2 / (1 + victim age / 120 s)
 
 `queue_s` is the prefill work ahead of the request, `compute_s` that of its own uncached tokens, both by
-the step-time model the worker measured of itself. The price is above 1 because computing spends capacity
-that others wait for, and higher where the request would evict what was used a moment ago. `decode_s` is what
-the running sequences add to the steps that compute it. `room_s` is the wait for some of them to end, where
-the pool, full of what they use, has no room for the request.
+the step-time model the worker measured of itself; or a pull and the rest, where that takes less
+(pull_cost.py). The price is above 1 because computing spends capacity that others wait for, and higher where
+the request would evict what was used a moment ago. `decode_s` is what the running sequences add to the steps
+that compute it. `room_s` is the wait for some of them to end, where the pool, full of what they use, has no
+room for the request.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import overload
 
 import numpy as np
 
 from kvhive.router.candidate_table import CandidateTable, Column
+from kvhive.router.pull_cost import PullTable, with_pulls
 from kvhive.router.routing_policy import Candidate, CandidateCost, RouteRequest
 
 BASE_PRICE = 2.0
@@ -47,6 +50,7 @@ class CostTable(Sequence[CandidateCost]):
     decode_s: Column
     room_s: Column
     cost_s: Column
+    pulls: PullTable
 
     def __len__(self) -> int:
         return len(self.worker_ids)
@@ -67,6 +71,8 @@ class CostTable(Sequence[CandidateCost]):
             price=float(self.price[row]),
             decode_s=float(self.decode_s[row]),
             room_s=float(self.room_s[row]),
+            pull_s=float(self.pulls.pull_s[row]),
+            pulled_blocks=int(self.pulls.blocks[row]),
         )
 
     def __str__(self) -> str:
@@ -83,7 +89,8 @@ def compare(request: RouteRequest, candidates: Sequence[Candidate], least_blocks
     queue_steps = np.ceil(table.queue_tokens / table.max_step_tokens)
     steps = np.ceil((table.queue_tokens + uncached) / table.max_step_tokens)
     queue_s = queue_steps * table.step_base_s + _tokens_s(table, table.queue_tokens, 0.0)
-    compute_s = (steps - queue_steps) * table.step_base_s + _tokens_s(table, uncached, cached)
+    pulls = with_pulls(table, counted, least_blocks, partial(_compute_s, request, table, queue_steps))
+    compute_s = pulls.compute_s
     evicts = table.free_tokens < uncached + request.max_tokens
     price = BASE_PRICE + evicts * EVICTION_PRICE / (1.0 + table.victim_age_s / EVICTION_AGE_S)
     decode_s = steps * table.decoding * table.per_token_s
@@ -99,7 +106,18 @@ def compare(request: RouteRequest, candidates: Sequence[Candidate], least_blocks
         decode_s,
         room_s,
         cost_s,
+        pulls,
     )
+
+
+def _compute_s(
+    request: RouteRequest, table: CandidateTable, queue_steps: Column, held_blocks: Column
+) -> Column:
+    """Seconds to compute the prompt after so many leading blocks, beyond what is queued before it."""
+    cached = np.minimum(held_blocks * request.block_size, request.prompt_tokens - 1)
+    uncached = request.prompt_tokens - cached
+    steps: Column = np.ceil((table.queue_tokens + uncached) / table.max_step_tokens)
+    return (steps - queue_steps) * table.step_base_s + _tokens_s(table, uncached, cached)
 
 
 def _tokens_s(table: CandidateTable, tokens: Column, context: Column | float) -> Column:

@@ -74,6 +74,12 @@ class Candidate:
     """Requests there, running or waiting."""
     live_tokens: int = 0
     """Tokens whose blocks requests are using, which no newcomer can evict."""
+    block_bytes: int = 0
+    """What one block is to a transfer; 0 where blocks do not move."""
+    pull_latency_s: float = 0.0
+    """What a pull to it takes whatever its size."""
+    pull_bytes_per_s: float = 0.0
+    """How fast blocks come to it from other workers; 0 while not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +107,10 @@ class CandidateCost:
     price: float
     decode_s: float
     room_s: float = 0.0
+    pull_s: float = 0.0
+    """Of compute_s, the pull from the worker that holds the most; 0 where computing is faster."""
+    pulled_blocks: int = 0
+    """Leading blocks that it has after that."""
 
     @property
     def cost_s(self) -> float:
@@ -118,6 +128,8 @@ class Decision:
     """Of every candidate. A policy that compares otherwise may leave it to the caller, who fills it in."""
     excluded: Mapping[str, str] = field(default_factory=dict)
     """Why workers of the cluster were no candidates: worker id -> reason. The caller's to fill in."""
+    pull_from: str = ""
+    """The worker that it is to pull the prompt's beginning from; empty: from nobody. The caller's, too."""
 
 
 class RoutingPolicy(Protocol):

@@ -1,4 +1,4 @@
-"""The command line: `kvhive up | down | status | generate | chat | simulate | bench | version`.
+"""The command line: `kvhive up | down | status | generate | chat | prewarm | simulate | bench | version`.
 
 Each command finds its cluster by the state that `up` wrote. Errors are one line on stderr and exit status
 1; wrong usage is 2. What only one command needs (ray, torch, grpc) is imported in that command.
@@ -136,6 +136,24 @@ def generate(name: str | None, as_json: bool, flags: SamplingFlags, prompt: str)
 
     text = sys.stdin.read() if prompt == "-" else prompt
     completion.run(_folder(name).require(), completion.text_request(text, flags), as_json)
+
+
+@cli.command()
+@cluster_option
+@json_option
+@click.option("--workers", type=int, default=1, show_default=True, help="How many are to hold it.")
+@click.option("--system", default=None, help="PROMPT is a message after this system message.")
+@click.option("--cache-salt", default="", help="Share cached blocks only with requests of this salt.")
+@click.argument("prompt")
+def prewarm(
+    name: str | None, as_json: bool, workers: int, system: str | None, cache_salt: str, prompt: str
+) -> None:
+    """Bring PROMPT (`-` reads it from stdin) into workers' caches, and return when it is there."""
+    from kvhive.scripts import prewarm_command
+
+    text = sys.stdin.read() if prompt == "-" else prompt
+    wanted = prewarm_command.Wanted(text, system, cache_salt, workers)
+    prewarm_command.run(_folder(name).require().grpc, wanted, as_json)
 
 
 @cli.command()

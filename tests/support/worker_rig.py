@@ -125,7 +125,7 @@ async def running_worker(
     transfer: TransferConfig | None = None,
     emulation: Emulation | None = None,
     identity: TransferIdentity = IDENTITY,
-    epoch: int = 1,
+    epoch: Callable[[], int] = lambda: 1,
 ) -> AsyncIterator[WorkerRig]:
     """Start a worker on a free loopback port and stop it at the end.
 
@@ -166,11 +166,11 @@ async def running_worker(
     await server.start()
     moving = None
     if transfer is not None:
-        where = TransferAddress(worker_id, address, lambda: epoch)
+        where = TransferAddress(worker_id, address, epoch)
         pool_tensor = simulated_pool(runner, blocks, block_size)
         moving = KvTransfer(where, pool_tensor, identity, engine.desk, transfer, TOKEN, emulation)
         moving.open()
-    service.attach(engine, lambda: epoch, moving)
+    service.attach(engine, epoch, moving)
     async with grpc.aio.insecure_channel(address) as channel:
         try:
             yield WorkerRig(
