@@ -4,9 +4,9 @@ No default group is made or touched: that one belongs to tensor parallelism. A c
 object over a PrefixStore, on a TCPStore that the receiving worker hosts; the prefix names both workers, both
 epochs and a nonce, so that a restarted worker, or a second try, meets nobody of the time before.
 
-A dead or hung peer is an error within the time that `wait` is given: gloo says it at once between two messages,
-but of a message that was cut off in the middle it only runs out of time (measured), so give it seconds. A
-channel that has failed once is closed and never used again.
+A dead or hung peer is an error within the time that `wait` is given: between two messages gloo says it at
+once, but of a message that was cut off in the middle it only runs out of time (measured), so give it
+seconds. A channel that has failed once is closed and never used again.
 """
 
 from __future__ import annotations
