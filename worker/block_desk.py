@@ -41,6 +41,8 @@ class PullOutcome(StrEnum):
     """The channel failed: the source died, or hung."""
     TIMED_OUT = "timed_out"
     """It took longer than workers.transfer.timeout_s."""
+    AVOIDED = "avoided"
+    """The source has just failed, and is left alone for a while."""
     CANCELLED = "cancelled"
     """Nobody wanted it any more."""
 

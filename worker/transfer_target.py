@@ -28,6 +28,16 @@ from kvhive.worker.transfer_stream import Cargo, Pace, TransferStopped, receive
 
 log = logging.getLogger(__name__)
 
+AVOID_FIRST_S = 1.0
+AVOID_LONGEST_S = 64.0
+"""How long a source that failed is left alone, twice as long each time: it would cost the next request its
+time-out, too."""
+
+MAX_AVOIDED = 256
+"""Sources that are remembered for that, the latest ones."""
+
+_FAILURES = (PullOutcome.UNREACHABLE, PullOutcome.BROKEN, PullOutcome.TIMED_OUT)
+
 MAX_CHUNK_BYTES = 64 * 2**20
 """Largest workers.transfer.chunk_mib: what a source may make this side set aside."""
 
@@ -43,6 +53,8 @@ class TransferTarget:
         self._slots = asyncio.Semaphore(party.config.max_concurrent)
         self._pulls: dict[asyncio.Task[None], Arrival] = {}
         self._closing = False
+        self._avoided: dict[tuple[str, int], tuple[float, float]] = {}
+        """By source and epoch: until when, and for how long that is."""
         self.rate = TransferRate(time.monotonic)
 
     def start(self, arrival: Arrival, source: BlockSource) -> None:
@@ -72,6 +84,7 @@ class TransferTarget:
         config, outcome, reason = self._party.config, PullOutcome.BROKEN, ""
         pace = Pace(time.monotonic() + config.timeout_s, config.stall_timeout_s, arrival.stopped)
         try:
+            self._check_avoided(source)
             async with asyncio.timeout(config.timeout_s):
                 await self._slots.acquire()
             try:
@@ -90,6 +103,10 @@ class TransferTarget:
             outcome = PullOutcome.CANCELLED if stopped else PullOutcome.TIMED_OUT
         finally:
             self._party.desk.ended(arrival, outcome)
+            if outcome in _FAILURES:
+                self._avoid(source)
+            elif outcome is PullOutcome.PULLED:
+                self._avoided.pop((source.worker_id, source.epoch), None)
             level = logging.DEBUG if outcome in (PullOutcome.PULLED, PullOutcome.CANCELLED) else logging.INFO
             log.log(
                 level,
@@ -100,6 +117,20 @@ class TransferTarget:
                 outcome,
                 reason,
             )
+
+    def _check_avoided(self, source: BlockSource) -> None:
+        """Raise PeerFailed for a source that has just failed; one that began a new epoch has not."""
+        until, pause_s = self._avoided.get((source.worker_id, source.epoch), (0.0, 0.0))
+        if until > time.monotonic():
+            raise PeerFailed(PullOutcome.AVOIDED, f"it failed within the last {pause_s:g} s")
+
+    def _avoid(self, source: BlockSource) -> None:
+        key = source.worker_id, source.epoch
+        _, last_s = self._avoided.pop(key, (0.0, 0.0))
+        pause_s = min(2 * last_s, AVOID_LONGEST_S) or AVOID_FIRST_S
+        while len(self._avoided) >= MAX_AVOIDED:
+            del self._avoided[next(iter(self._avoided))]
+        self._avoided[key] = time.monotonic() + pause_s, pause_s
 
     async def _pull(self, arrival: Arrival, source: BlockSource, pace: Pace) -> PullOutcome:
         lane = self._lanes.of(source.worker_id)

@@ -12,7 +12,7 @@ from worker_rig import IDENTITY, METADATA, ROOT, running_worker
 
 from kvhive.proto.block_hash import hash_chain, namespace_extras
 from kvhive.proto.v1 import worker_pb2
-from kvhive.worker import transfer_staging
+from kvhive.worker import transfer_staging, transfer_target
 from kvhive.worker.transfer_party import Emulation
 
 SLOW = Emulation(bytes_per_s=200.0)
@@ -104,6 +104,22 @@ async def test_a_source_that_is_not_there_costs_only_the_pull(
         answer = await ask(b, "pulled", prompt, source_of(a, 10, **change))
         assert answer.pulled_tokens == 0
         assert await outcomes(b) == {outcome: 1}
+        await at_rest(a, b)
+
+
+async def test_a_source_that_failed_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each request would wait for its time-out anew. A new epoch begins without a stain."""
+    async with pair() as (a, b):
+        monkeypatch.setattr(transfer_target, "AVOID_FIRST_S", 60.0)
+        for index in range(3):
+            await ask(b, f"r{index}", prompt_of(30 + index, 41), source_of(a, 10, address="127.0.0.1:1"))
+        assert await outcomes(b) == {"unreachable": 1, "avoided": 2}
+        await ask(b, "epoch", prompt_of(40, 41), source_of(a, 10, address="127.0.0.1:1", epoch=2))
+        assert (await outcomes(b))["unreachable"] == 2
+        assert b.transfer is not None
+        b.transfer._target._avoided = {("a", 1): (0.0, 60.0)}  # its time is over
+        await ask(a, "first", prompt_of(41, 41))
+        assert (await ask(b, "later", prompt_of(41, 41), source_of(a, 10))).pulled_tokens == 40
         await at_rest(a, b)
 
 
