@@ -237,6 +237,28 @@ def bench_routing(peer_python: Path | None, rounds: int, large: bool, quick: boo
     command.run(command.Plan(rounds, large, quick), peer_python, as_json)
 
 
+@bench.command("transfer")
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, 1000),
+    default=9,
+    show_default=True,
+    help="Times that the sides take turns.",
+)
+@click.option("--grid/--no-grid", default=True, show_default=True, help="Pull or compute, cell by cell.")
+@click.option("--quick", is_flag=True, help="Few cells, to see that it runs.")
+@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Where pulling is faster.")
+@json_option
+def bench_transfer(rounds: int, grid: bool, quick: bool, png: Path | None, as_json: bool) -> None:
+    """Measure how fast blocks move between workers, and whether pulling is chosen where it is faster.
+
+    On workers of a random model of its own, on this machine; no cluster is needed.
+    """
+    from kvhive.scripts import bench_transfer as command
+
+    command.run(command.Plan(rounds, quick, grid), png, as_json)
+
+
 @cli.command()
 @click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="The policies as bars.")

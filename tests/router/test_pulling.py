@@ -21,6 +21,7 @@ async def test_a_busy_holder_s_prefix_is_pulled_and_the_usage_says_so(
         first = await rig.ask(prompt)
         await rig.indexed()
         rig.state.loads.reserve("busy", first.usage.worker_id, 100_000, rig.registry.clock())
+        assert first.usage.pulled_tokens == 0
         second = await rig.ask([*prompt, 7])
         assert second.usage.worker_id != first.usage.worker_id
         assert (second.usage.cached_tokens, second.usage.pulled_tokens) == (0, 400)

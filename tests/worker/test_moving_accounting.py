@@ -13,7 +13,7 @@ from kvhive.worker.block_desk import PullOutcome
 from kvhive.worker.block_moves import Arrival, Loan
 from kvhive.worker.sequence import BlockSource
 
-ENOUGH_PULLS = 200
+ENOUGH_PULLS = 120
 SOURCE = BlockSource("elsewhere", "nowhere:1", 1, 100)
 
 
