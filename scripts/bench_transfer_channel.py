@@ -124,7 +124,7 @@ def _plain(cell: Cell, move: Callable[..., Any], peer: int) -> Callable[[], None
 def _chain(cell: Cell, channel: PairChannel, receive_side: bool) -> Callable[[], None]:
     pool = _pool(cell, 2 * cell.blocks)
     pool.fill_(1)  # its pages are there
-    order = torch.randperm(2 * cell.blocks, generator=torch.Generator().manual_seed(receive_side))
+    order = torch.randperm(2 * cell.blocks, generator=torch.Generator().manual_seed(int(receive_side)))
     hashes = [BlockHash(index.to_bytes(32, "little")) for index in range(cell.blocks)]
     chunk = max(1, CHUNK_BYTES // cell.block_bytes)
     cargo = Cargo(NONCE, hashes, order[: cell.blocks].tolist(), chunk)

@@ -61,7 +61,11 @@ def test_the_table_marks_what_was_right_wrong_and_tied() -> None:
         {"context": 0, "missing": 4, "bytes_per_s": 1e8, "pull_s": 0.1, "compute_s": 0.2, "chose_pull": c}
         for c in (True, False, True)
     ]
-    verdicts = [{"right": True, "tied": False}, {"right": False, "tied": False}, {"right": False, "tied": True}]
+    verdicts = [
+        {"right": True, "tied": False},
+        {"right": False, "tied": False},
+        {"right": False, "tied": True},
+    ]
     grid = [{**cell, **verdict} for cell, verdict in zip(cells, verdicts, strict=True)]
     text = "\n".join(bench_transfer._lines({"channel": [], "grid": grid, "choice_right_ratio": 1 / 3}))
     assert "pull (right)" in text and "compute (WRONG)" in text and "pull (tie)" in text
