@@ -46,7 +46,7 @@ class TransferConfig:
     """Longest that a pull may take; what has not come by then is computed."""
     stall_timeout_s: float = 2.0
     """Longest that one chunk of a pull may take: how soon a hung worker is noticed."""
-    chunk_mib: int = 4
+    chunk_mib: int = 8
     """Size of a chunk, after each of which blocks become usable; on GPUs also of two buffers per peer."""
 
 

@@ -122,13 +122,14 @@ class Soak:
     async def _load(self, worker: BareWorker) -> None:
         """Other requests, one after the other, for ever."""
         while True:
+            epoch = worker.epoch
             try:
                 await self._generate(worker, self._tokens(self._random.randint(20, 300)), 12, "load", None)
                 self.tally.other_requests += 1
             except (grpc.aio.AioRpcError, TimeoutError) as error:
-                if worker.worker_id not in self._down:
+                if worker.worker_id not in self._down and worker.epoch == epoch:
                     await asyncio.sleep(0.2)
-                    if worker.worker_id not in self._down:
+                    if worker.worker_id not in self._down and worker.epoch == epoch:
                         self.tally.violations.append(f"load on {worker.worker_id}: {error!r}"[:300])
             await asyncio.sleep(0.01)
 

@@ -25,19 +25,19 @@ class Lane:
     plan: ChannelPlan | None = None
     channel: PairChannel | None = None
     _staging: Staging | None = None
-    _form: tuple[int, bool] = (0, False)
+    _chunk_blocks: int = 0
 
     @property
     def open(self) -> bool:
         """Whether there is a channel that can be used."""
         return self.channel is not None and not self.channel.closed
 
-    def staging(self, pool: torch.Tensor, chunk_blocks: int, direct: bool) -> Staging:
-        """Return the buffers for messages of this form."""
+    def staging(self, pool: torch.Tensor, chunk_blocks: int) -> Staging:
+        """Return the buffers for chunks of this size."""
         assert self.channel is not None, "a lane has buffers while it has a channel"
-        if self._staging is None or self._form != (chunk_blocks, direct):
-            self._staging = Staging(pool, chunk_blocks, direct, self.channel.device.type == "cpu")
-            self._form = chunk_blocks, direct
+        if self._staging is None or self._chunk_blocks != chunk_blocks:
+            self._staging = Staging(pool, chunk_blocks, self.channel.device.type == "cpu")
+            self._chunk_blocks = chunk_blocks
         return self._staging
 
     def close(self) -> None:

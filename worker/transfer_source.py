@@ -15,11 +15,12 @@ from contextlib import suppress
 from kvhive.proto.block_hash import BlockHash
 from kvhive.proto.v1 import worker_pb2
 from kvhive.worker.block_moves import Loan
+from kvhive.worker.transfer_cargo import Cargo, cut
 from kvhive.worker.transfer_channel import SENDER, ChannelBroken, ChannelPlan
 from kvhive.worker.transfer_lanes import Lane, Lanes
 from kvhive.worker.transfer_party import Party, read_identity, wire_identity
-from kvhive.worker.transfer_staging import block_bytes, is_direct
-from kvhive.worker.transfer_stream import Cargo, Pace, TransferStopped, send
+from kvhive.worker.transfer_staging import block_bytes
+from kvhive.worker.transfer_stream import Pace, TransferStopped, send
 
 log = logging.getLogger(__name__)
 
@@ -65,15 +66,15 @@ class TransferSource:
         try:
             loan = await asyncio.wait_for(asyncio.shield(lent), seconds)
             blocks = loan.block_ids[request.first_block :]
-            granted = self._granted(request, len(blocks))
+            granted = self._granted(request, blocks)
             if not blocks:
                 yield worker_pb2.SendBlocksResponse(granted=granted)
                 return
             lane, plan = self._lane(request, granted.backend)
             yield worker_pb2.SendBlocksResponse(granted=granted)
             wanted = hashes[request.first_block : request.first_block + len(blocks)]
-            cargo = Cargo(request.nonce, wanted, blocks, granted.chunk_blocks)
-            job = asyncio.create_task(self._run(lane, plan, cargo, pace, granted.direct))
+            cargo = Cargo(request.nonce, wanted, blocks, granted.chunk_blocks, list(granted.messages))
+            job = asyncio.create_task(self._run(lane, plan, cargo, pace))
             self._jobs.add(job)
             job.add_done_callback(self._jobs.discard)
             await asyncio.shield(job)
@@ -113,19 +114,20 @@ class TransferSource:
             raise SendRefused("first_block, timeout_s: nothing is asked for, or no time is given")
         return [BlockHash(packed[at : at + HASH_BYTES]) for at in range(0, len(packed), HASH_BYTES)]
 
-    def _granted(self, request: worker_pb2.SendBlocksRequest, blocks: int) -> worker_pb2.BlocksGranted:
+    def _granted(self, request: worker_pb2.SendBlocksRequest, blocks: list[int]) -> worker_pb2.BlocksGranted:
         party, nbytes = self._party, block_bytes(self._party.pool)
         spoken = [name for name in request.backends if name in party.maker.backends()]
         if not spoken:
             raise SendRefused(f"backends: {list(request.backends)} and {party.maker.backends()} share none")
+        chunk_blocks = max(1, int(party.config.chunk_mib * 2**20) // nbytes)
         return worker_pb2.BlocksGranted(
-            blocks=blocks,
-            tokens=blocks * party.identity.block_size,
+            blocks=len(blocks),
+            tokens=len(blocks) * party.identity.block_size,
             identity=wire_identity(party.identity),
             backend=spoken[0],
-            chunk_blocks=max(1, int(party.config.chunk_mib * 2**20) // nbytes),
-            direct=is_direct(party.pool),
+            chunk_blocks=chunk_blocks,
             block_bytes=nbytes,
+            messages=cut(blocks, request.runs, chunk_blocks, nbytes),
         )
 
     def _lane(self, request: worker_pb2.SendBlocksRequest, backend: str) -> tuple[Lane, ChannelPlan]:
@@ -136,21 +138,21 @@ class TransferSource:
             raise ChannelUnknown(f"channel: {request.channel!r} is not known")
         return lane, plan
 
-    async def _run(self, lane: Lane, plan: ChannelPlan, cargo: Cargo, pace: Pace, direct: bool) -> None:
+    async def _run(self, lane: Lane, plan: ChannelPlan, cargo: Cargo, pace: Pace) -> None:
         async with (
             lane.turn
         ):  # at a failure of the other side its next call may come before the last one ends
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._party.threads, self._send, lane, plan, cargo, pace, direct)
+            await loop.run_in_executor(self._party.threads, self._send, lane, plan, cargo, pace)
 
-    def _send(self, lane: Lane, plan: ChannelPlan, cargo: Cargo, pace: Pace, direct: bool) -> None:
+    def _send(self, lane: Lane, plan: ChannelPlan, cargo: Cargo, pace: Pace) -> None:
         try:
             if lane.plan != plan or not lane.open:
                 lane.close()
                 lane.plan = plan
                 lane.channel = self._party.maker.make(plan, SENDER, pace.next_limit())
             assert lane.channel is not None
-            send(lane.channel, lane.staging(self._party.pool, cargo.chunk_blocks, direct), cargo, pace)
+            send(lane.channel, lane.staging(self._party.pool, cargo.chunk_blocks), cargo, pace)
         except (ChannelBroken, TransferStopped) as error:
             lane.close()
             raise ChannelBroken(str(error)) from None

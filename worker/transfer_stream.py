@@ -2,53 +2,29 @@
 
 A chunk is a few MiB of blocks. Before its blocks goes its seal, a digest of the transfer's nonce, the chunk's
 number and the hashes of its blocks: what arrives under another seal than the expected one is somebody else's,
-and is never registered. Two chunks are on their way at a time.
+and is never registered. Several chunks are on their way at a time.
 """
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from kvhive.proto.block_hash import BlockHash
+from kvhive.worker.transfer_cargo import Cargo
 from kvhive.worker.transfer_channel import ChannelBroken, PairChannel
-from kvhive.worker.transfer_staging import SLOTS, Staging
+from kvhive.worker.transfer_staging import Staging
 
 SEAL_BYTES = 32
 
 
 class TransferStopped(Exception):
     """The transfer was given up between two chunks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cargo:
-    """What travels, and how it is cut. Equal on both sides but for the block ids."""
-
-    nonce: bytes
-    hashes: Sequence[BlockHash]
-    blocks: Sequence[int]
-    """Where each hash's block is, or is to be, in this side's pool."""
-    chunk_blocks: int
-
-    def chunks(self) -> list[range]:
-        """Return the places of each chunk's blocks."""
-        total, size = len(self.hashes), self.chunk_blocks
-        return [range(begin, min(begin + size, total)) for begin in range(0, total, size)]
-
-    def seal(self, chunk: range) -> torch.Tensor:
-        """Return the digest that goes before a chunk."""
-        digest = hashlib.sha256(self.nonce + chunk.start.to_bytes(8, "little"))
-        for place in chunk:
-            digest.update(self.hashes[place])
-        return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
 
 
 @dataclass(slots=True, eq=False)
@@ -78,12 +54,13 @@ def send(channel: PairChannel, staging: Staging, cargo: Cargo, pace: Pace) -> No
     began, sent = time.monotonic() + pace.delay_s, 0
     try:
         with staging.stream():
-            for number, chunk in enumerate(cargo.chunks()):
-                if len(pending) == SLOTS:
+            loading = staging.load(cargo)
+            for number, (chunk, parts) in enumerate(cargo.chunks()):
+                if len(pending) == loading.depth:
                     channel.wait(pending.popleft(), pace.next_limit())
                 _throttle(pace, began, sent)
                 pace.next_limit()
-                messages = staging.outgoing(number % SLOTS, [cargo.blocks[place] for place in chunk])
+                messages = loading.outgoing(number % loading.depth, chunk, parts)
                 pending.append(channel.begin([cargo.seal(chunk).to(channel.device), *messages]))
                 sent += sum(message.numel() for message in messages)
             while pending:
@@ -100,27 +77,28 @@ def receive(
 
     Raises as `send` does, and ChannelBroken for a seal that is not the expected one.
     """
-    chunks = cargo.chunks()
+    chunks = list(cargo.chunks())
     pending: deque[tuple[torch.Tensor, list[Any]]] = deque()
-
-    def expect(number: int) -> None:
-        seal = torch.empty(SEAL_BYTES, dtype=torch.uint8, device=channel.device)
-        blocks = [cargo.blocks[place] for place in chunks[number]]
-        pending.append((seal, channel.begin([seal, *staging.incoming(number % SLOTS, blocks)])))
-
     try:
         with staging.stream():
-            for number in range(min(SLOTS, len(chunks))):
+            loading = staging.load(cargo)
+
+            def expect(number: int) -> None:
+                seal = torch.empty(SEAL_BYTES, dtype=torch.uint8, device=channel.device)
+                messages = loading.incoming(number % loading.depth, *chunks[number])
+                pending.append((seal, channel.begin([seal, *messages])))
+
+            for number in range(min(loading.depth, len(chunks))):
                 expect(number)
-            for number, chunk in enumerate(chunks):
+            for number, (chunk, _) in enumerate(chunks):
                 seal, works = pending.popleft()
                 channel.wait(works, pace.next_limit())
                 if not torch.equal(seal.cpu(), cargo.seal(chunk)):
                     raise ChannelBroken(f"chunk {number} has another seal than expected")
-                staging.settle(number % SLOTS, [cargo.blocks[place] for place in chunk])
+                loading.settle(number % loading.depth, chunk)
                 arrived(chunk.stop)
-                if number + SLOTS < len(chunks):
-                    expect(number + SLOTS)
+                if number + loading.depth < len(chunks):
+                    expect(number + loading.depth)
     finally:
         pending.clear()
 

@@ -17,6 +17,7 @@ from kvhive.proto.v1 import worker_pb2
 from kvhive.worker.block_desk import PullOutcome
 from kvhive.worker.block_moves import Arrival
 from kvhive.worker.sequence import BlockSource
+from kvhive.worker.transfer_cargo import Cargo, fits, runs
 from kvhive.worker.transfer_channel import RECEIVER, ChannelBroken, ChannelPlan
 from kvhive.worker.transfer_lanes import Lane, Lanes
 from kvhive.worker.transfer_party import Party, read_identity, wire_identity
@@ -24,7 +25,7 @@ from kvhive.worker.transfer_peers import ChannelForgotten, PeerFailed, Peers
 from kvhive.worker.transfer_rate import TransferRate
 from kvhive.worker.transfer_source import NONCE_BYTES
 from kvhive.worker.transfer_staging import block_bytes
-from kvhive.worker.transfer_stream import Cargo, Pace, TransferStopped, receive
+from kvhive.worker.transfer_stream import Pace, TransferStopped, receive
 
 log = logging.getLogger(__name__)
 
@@ -164,6 +165,7 @@ class TransferTarget:
                 arrival.hashes[places],
                 [block.block_id for block in arrival.held[places]],
                 granted.chunk_blocks,
+                list(granted.messages),
             )
             plan = ChannelPlan(request.channel, request.store, granted.backend)
             done = 0
@@ -174,7 +176,7 @@ class TransferTarget:
                 self._party.desk.arrived(arrival, count)
 
             def work() -> None:
-                self._receive(lane, plan, cargo, pace, granted.direct, arrived)
+                self._receive(lane, plan, cargo, pace, arrived)
 
             try:
                 await self._loop.run_in_executor(self._party.threads, work)
@@ -206,6 +208,7 @@ class TransferTarget:
             new_channel=not lane.open,
             backends=party.maker.backends(),
             timeout_s=left_s,
+            runs=runs(arrival.incoming),
         )
 
     async def _first(self, answers: AsyncIterator[worker_pb2.SendBlocksResponse]) -> worker_pb2.BlocksGranted:
@@ -228,6 +231,8 @@ class TransferTarget:
         bounded = granted.chunk_blocks > 0 and (granted.chunk_blocks - 1) * told[1] < MAX_CHUNK_BYTES
         if not mismatch and (granted.backend not in party.maker.backends() or not bounded):
             mismatch = f"backend, chunk_blocks: are {granted.backend!r} and {granted.chunk_blocks}"
+        if not mismatch and not fits(granted.messages, granted.blocks, granted.chunk_blocks):
+            mismatch = f"messages: {granted.messages} are not {granted.blocks} blocks in their chunks"
         if mismatch:
             raise PeerFailed(PullOutcome.REFUSED, mismatch)
 
@@ -237,14 +242,13 @@ class TransferTarget:
         plan: ChannelPlan,
         cargo: Cargo,
         pace: Pace,
-        direct: bool,
         arrived: Callable[[int], None],
     ) -> None:
         try:
             if not lane.open:
                 lane.channel, lane.plan = self._party.maker.make(plan, RECEIVER, pace.next_limit()), plan
             assert lane.channel is not None
-            staging = lane.staging(self._party.pool, cargo.chunk_blocks, direct)
+            staging = lane.staging(self._party.pool, cargo.chunk_blocks)
             receive(lane.channel, staging, cargo, pace, arrived)
         except BaseException:
             lane.close()

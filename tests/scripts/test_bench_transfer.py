@@ -52,7 +52,7 @@ def test_a_quick_run_prints_one_object_with_its_ratio() -> None:
     document: dict[str, Any] = json.loads(result.stdout)
     (cell,) = document["channel"]
     assert document["transfer_ratio"] == cell["transfer_ratio"] > 0
-    assert (cell["block_bytes"], cell["chain_bytes"], cell["direct"]) == (131072, 4 * 2**20, True)
+    assert (cell["block_bytes"], cell["chain_bytes"], cell["scattered"]) == (2**19, 4 * 2**20, False)
     assert cell["plain_gb_s"] > 0 and cell["chain_gb_s"] > 0
 
 

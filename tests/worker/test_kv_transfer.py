@@ -12,7 +12,7 @@ from worker_rig import IDENTITY, METADATA, ROOT, running_worker
 
 from kvhive.proto.block_hash import hash_chain, namespace_extras
 from kvhive.proto.v1 import worker_pb2
-from kvhive.worker import transfer_staging, transfer_target
+from kvhive.worker import transfer_cargo, transfer_target
 from kvhive.worker.transfer_party import Emulation
 
 SLOW = Emulation(bytes_per_s=200.0)
@@ -24,7 +24,7 @@ async def test_a_pulled_prompt_is_neither_computed_nor_called_cached(
     direct: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fault 98: a prompt that came by a pull is no hit; the next one is. The index hears of every block."""
-    monkeypatch.setattr(transfer_staging, "DIRECT_BYTES", 1 if direct else 1 << 30)
+    monkeypatch.setattr(transfer_cargo, "STRAIGHT_BYTES", 1 if direct else 1 << 30)
     async with pair() as (a, b):
         prompt = prompt_of(1, 83)
         await ask(a, "first", prompt)
