@@ -17,6 +17,7 @@ from kvhive.proto.block_hash import BlockHash
 from kvhive.worker.block_moves import Arrival, BlockMoves, Loan
 from kvhive.worker.scheduler import Scheduler
 from kvhive.worker.sequence import BlockSource, Sequence
+from kvhive.worker.transfer_rate import TransferRate
 
 MAX_ARRIVALS = 64
 """Pulls under way or waiting for their turn; whoever comes beyond computes at once."""
@@ -47,6 +48,9 @@ class PullOutcome(StrEnum):
     """Nobody wanted it any more."""
 
 
+_TIMED = (PullOutcome.PULLED, PullOutcome.TIMED_OUT)
+"""What says something of the network's speed."""
+
 StartPull = Callable[[Arrival, BlockSource], None]
 """Begins to bring a chain, without waiting: whoever does reports to the desk, the end in any case."""
 
@@ -59,13 +63,21 @@ class BlockDesk:
         self._scheduler = scheduler
         self._post = post
         self._start: StartPull | None = None
+        self.block_bytes = 0
+        """What one block is to a transfer; 0 while blocks do not move."""
+        self.rate = TransferRate(scheduler.manager.clock)
+        """How fast they come, from the asking to the end."""
         self.moves = BlockMoves(scheduler.manager)
         self.outcomes: Counter[PullOutcome] = Counter()
         self.sent_blocks = 0
 
-    def open(self, start: StartPull | None) -> None:
-        """Let `start` pull from now on; None ends that."""
-        self._start = start
+    def open(self, start: StartPull | None, block_bytes: int) -> None:
+        """Let `start` pull from now on, None nothing, while blocks of so many bytes can be sent."""
+
+        def open_desk() -> None:  # a step, if only an empty one: it reports
+            self._start, self.block_bytes = start, block_bytes
+
+        self._post(open_desk)
 
     def fetch_for(self, seq: Sequence) -> None:
         """Park a sequence that was just queued, if its source is worth it."""
@@ -127,6 +139,9 @@ class BlockDesk:
                 self.moves.late += 1
                 return
             self.outcomes[outcome] += 1
+            if outcome in _TIMED:
+                seconds = self._scheduler.manager.clock() - arrival.began
+                self.rate.observe(max(1, arrival.arrived * self.block_bytes), seconds)
             for seq in self.moves.end(arrival):
                 seq.arrived = range(arrival.first, arrival.first + arrival.arrived)
                 self._scheduler.unpark(seq)

@@ -46,6 +46,8 @@ class Arrival:
     held: list[Block]
     """One block for each hash, in order; those from `registered` on have no hash yet."""
     registered: int
+    began: float
+    """When it was asked for, in seconds of the pool's clock."""
     waiting: list[Sequence] = field(default_factory=list)
     """Which sequences want it."""
     watching: list[Callable[[str], None]] = field(default_factory=list)
@@ -138,7 +140,9 @@ class BlockMoves:
         for block in here:
             pool.acquire(block)
         assert hashes[first] not in self._arrivals, "ask under_way first"
-        arrival = Arrival(list(hashes[: first + count]), first, here + pool.allocate(count), first)
+        arrival = Arrival(
+            list(hashes[: first + count]), first, here + pool.allocate(count), first, self._manager.clock()
+        )
         self._arrivals[hashes[first]] = arrival
         return arrival
 

@@ -261,6 +261,7 @@ class Engine:
             log.error("accounting: %d blocks are live while nothing runs (%d times)", usage.live, self._leaks)
         base, per_token, per_attention = self.step_time.coefficients
         scheduler, outcomes = self._scheduler, self.desk.outcomes
+        latency_s, bytes_per_s = self.desk.rate.measured()
         self._load = LoadReport(
             queued_prefill_tokens=scheduler.queued_prefill_tokens,
             running=len(scheduler.running),
@@ -279,6 +280,9 @@ class Engine:
             accounting_errors=self._leaks,
             drafted_tokens=scheduler.drafted,
             accepted_tokens=scheduler.accepted,
+            block_bytes=self.desk.block_bytes,
+            pull_latency_s=latency_s,
+            pull_bytes_per_s=bytes_per_s,
             pulled_tokens=scheduler.pulled_tokens,
             pulls=outcomes[PullOutcome.PULLED] + outcomes[PullOutcome.SHORT],
             pull_fallbacks=outcomes.total() - outcomes[PullOutcome.PULLED] - outcomes[PullOutcome.SHORT],

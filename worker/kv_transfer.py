@@ -49,7 +49,7 @@ class TransferAddress:
 
 
 class KvTransfer:
-    """One worker's transfers. Belongs to one event loop; `measured` may be called from any thread."""
+    """One worker's transfers. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -61,13 +61,13 @@ class KvTransfer:
         cluster_token: str,
         emulation: Emulation | None = None,
     ) -> None:
-        """Make ready to send; `pool` is what blocks are read from and written to. `open` lets it pull."""
+        """Make ready; `pool` is what blocks are read from and written to. `open` begins it."""
         self._worker = worker
         self._desk = desk
         self._config = config
         self._peers = Peers(cluster_token)
         self._threads = ThreadPoolExecutor(2 * config.max_concurrent, "transfer")
-        self.block_bytes = block_bytes(pool)
+        self._block_bytes = block_bytes(pool)
         party = Party(
             worker_id=worker.worker_id,
             epoch=worker.epoch,
@@ -82,13 +82,9 @@ class KvTransfer:
         self._source = TransferSource(party)
         self._target = TransferTarget(party, self._peers)
 
-    def open(self) -> None:
-        """Let requests and chains be pulled."""
-        self._desk.open(self._target.start)
-
-    def measured(self) -> tuple[float, float]:
-        """Return (latency in seconds, bytes per second) of pulls; zeros while not measured."""
-        return self._target.rate.measured()
+    def open(self, pulling: bool = True) -> None:
+        """Tell the world that blocks move here; with `pulling`, to this worker, too."""
+        self._desk.open(self._target.start if pulling else None, self._block_bytes)
 
     def send_blocks(
         self, request: worker_pb2.SendBlocksRequest
@@ -140,7 +136,7 @@ class KvTransfer:
 
     async def close(self) -> None:
         """Give up what is under way, give back what is held, close every connection."""
-        self._desk.open(None)
+        self._desk.open(None, 0)
         await self._target.close()
         await self._source.close()
         await self._peers.close()

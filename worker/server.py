@@ -11,7 +11,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -233,21 +232,13 @@ class WorkerServer:
             options.cluster_token,
             Emulation(options.emulated_bytes_per_s, options.emulated_delay_s),
         )
-        if options.speculation.mode != "draft":  # the draft model would guess from blocks that it never saw
-            transfer.open()
+        # A draft model would guess from blocks that it never saw.
+        transfer.open(pulling=options.speculation.mode != "draft")
         return transfer
 
     def _load(self) -> LoadReport:
         assert self._engine is not None
-        if self._transfer is None:
-            return self._engine.load
-        latency_s, bytes_per_s = self._transfer.measured()
-        return replace(
-            self._engine.load,
-            block_bytes=self._transfer.block_bytes,
-            pull_latency_s=latency_s,
-            pull_bytes_per_s=bytes_per_s,
-        )
+        return self._engine.load
 
     async def _serve(self) -> None:
         assert self._service is not None and self._publisher is not None

@@ -159,7 +159,6 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         """Report the accounting as of the end of the last step."""
         engine = await self._ready_engine("", context, draining_too=True)
         load = engine.load
-        latency_s, bytes_per_s = self._transfer.measured() if self._transfer else (0.0, 0.0)
         return worker_pb2.GetStatusResponse(
             worker_id=self.worker_id,
             epoch=self._epoch(),
@@ -176,8 +175,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             pulls={outcome.value: count for outcome, count in engine.desk.outcomes.copy().items()},
             pulled_tokens=load.pulled_tokens,
             sent_blocks=engine.desk.sent_blocks,
-            pull_latency_s=latency_s,
-            pull_bytes_per_s=bytes_per_s,
+            pull_latency_s=load.pull_latency_s,
+            pull_bytes_per_s=load.pull_bytes_per_s,
         )
 
     async def ClearCache(

@@ -29,7 +29,7 @@ class TransferRate:
         self._observed_at = 0.0
 
     def observe(self, nbytes: int, seconds: float) -> None:
-        """Learn from one pull that went well, or ran out of time with this much done."""
+        """Learn from one pull that went well, or ran out of time with so much done."""
         self._pulls.append((nbytes, max(seconds, 1e-6)))
         self._fit = _fitted(self._pulls)
         self._observed_at = self._clock()

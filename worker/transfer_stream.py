@@ -58,14 +58,13 @@ def send(channel: PairChannel, staging: Staging, cargo: Cargo, pace: Pace) -> No
             for number, (chunk, parts) in enumerate(cargo.chunks()):
                 if len(pending) == loading.depth:
                     channel.wait(pending.popleft(), pace.next_limit())
+                messages = loading.outgoing(number % loading.depth, chunk, parts)
+                sent += sum(message.numel() for message in messages)
                 _throttle(pace, began, sent)
                 pace.next_limit()
-                messages = loading.outgoing(number % loading.depth, chunk, parts)
                 pending.append(channel.begin([cargo.seal(chunk).to(channel.device), *messages]))
-                sent += sum(message.numel() for message in messages)
             while pending:
                 channel.wait(pending.popleft(), pace.next_limit())
-        _throttle(pace, began, sent)
     finally:
         pending.clear()  # who catches the error keeps this frame, and must not keep what is in flight
 
@@ -104,7 +103,7 @@ def receive(
 
 
 def _throttle(pace: Pace, began: float, sent: int) -> None:
-    """Wait until this much may have been sent."""
+    """Wait until a slower network would have brought so much: what is sent then arrives at once."""
     due = began + (sent / pace.bytes_per_s if pace.bytes_per_s else 0.0)
     while (left := min(due, pace.deadline) - time.monotonic()) > 0 and not pace.stopped.is_set():
         pace.stopped.wait(min(left, 0.05))

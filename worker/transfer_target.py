@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from functools import partial
 
 from kvhive.proto.v1 import worker_pb2
 from kvhive.worker.block_desk import PullOutcome
@@ -22,7 +23,6 @@ from kvhive.worker.transfer_channel import RECEIVER, ChannelBroken, ChannelPlan
 from kvhive.worker.transfer_lanes import Lane, Lanes
 from kvhive.worker.transfer_party import Party, read_identity, wire_identity
 from kvhive.worker.transfer_peers import ChannelForgotten, PeerFailed, Peers
-from kvhive.worker.transfer_rate import TransferRate
 from kvhive.worker.transfer_source import NONCE_BYTES
 from kvhive.worker.transfer_staging import block_bytes
 from kvhive.worker.transfer_stream import Pace, TransferStopped, receive
@@ -56,7 +56,6 @@ class TransferTarget:
         self._closing = False
         self._avoided: dict[tuple[str, int], tuple[float, float]] = {}
         """By source and epoch: until when, and for how long that is."""
-        self.rate = TransferRate(time.monotonic)
 
     def start(self, arrival: Arrival, source: BlockSource) -> None:
         """Begin to bring a chain; see StartPull."""
@@ -152,7 +151,6 @@ class TransferTarget:
             lane.turn.release()
 
     async def _attempt(self, lane: Lane, arrival: Arrival, source: BlockSource, pace: Pace) -> PullOutcome:
-        began = time.monotonic()
         request = self._request(lane, arrival, source, pace)
         async with aclosing(self._peers.send_blocks(source.address, request)) as answers:
             granted = await self._first(answers)
@@ -168,21 +166,9 @@ class TransferTarget:
                 list(granted.messages),
             )
             plan = ChannelPlan(request.channel, request.store, granted.backend)
-            done = 0
-
-            def arrived(count: int) -> None:
-                nonlocal done
-                done = count
-                self._party.desk.arrived(arrival, count)
-
-            def work() -> None:
-                self._receive(lane, plan, cargo, pace, arrived)
-
-            try:
-                await self._loop.run_in_executor(self._party.threads, work)
-            finally:
-                if done == granted.blocks or time.monotonic() >= pace.deadline:
-                    self.rate.observe(max(1, done * granted.block_bytes), time.monotonic() - began)
+            arrived = partial(self._party.desk.arrived, arrival)
+            work = partial(self._receive, lane, plan, cargo, pace, arrived)
+            await self._loop.run_in_executor(self._party.threads, work)
         return PullOutcome.PULLED if granted.blocks == len(arrival.missing) else PullOutcome.SHORT
 
     def _request(

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from redis_fixtures import connect, eventually
@@ -16,7 +16,7 @@ from worker_rig import TOKEN, WorkerRig, running_worker
 
 from kvhive.proto.block_hash import root_hash
 from kvhive.proto.config import TransferConfig
-from kvhive.proto.index_schema import IndexKeys, LoadReport, WorkerRecord, WorkerState
+from kvhive.proto.index_schema import IndexKeys, WorkerRecord, WorkerState
 from kvhive.router.dispatcher import Dispatcher, DispatchLimits
 from kvhive.router.frontend import Delta, Finished, ModelInfo, Started, TokenLogprobs, Usage
 from kvhive.router.kv_index_mirror import KvIndexMirror
@@ -201,20 +201,9 @@ async def _publish(
         device="simulated",
         pid=os.getpid(),
     )
-
-    def load() -> LoadReport:
-        moving = worker.transfer
-        if moving is None:
-            return worker.engine.load
-        latency_s, bytes_per_s = moving.measured()
-        return replace(
-            worker.engine.load,
-            block_bytes=moving.block_bytes,
-            pull_latency_s=latency_s,
-            pull_bytes_per_s=bytes_per_s,
-        )
-
-    publisher = KvEventPublisher(client, keys, record, lease_s=2.0, heartbeat_s=0.1, load=load)
+    publisher = KvEventPublisher(
+        client, keys, record, lease_s=2.0, heartbeat_s=0.1, load=lambda: worker.engine.load
+    )
     worker.on_events(publisher.add)
     stack.push_async_callback(_end, asyncio.create_task(publisher.run()))
     return publisher

@@ -30,7 +30,7 @@ class MovingAccounting(PoolAccounting):
         self.tokens_of: dict[bytes, list[int]] = {}
 
     def attach(self) -> None:
-        self.rig.engine.desk.open(lambda arrival, source: self.arrivals.append(arrival))
+        self.rig.engine.desk.open(lambda arrival, source: self.arrivals.append(arrival), 16)
 
     @rule(
         prefix=st.sampled_from(PREFIXES),
