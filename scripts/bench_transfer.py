@@ -77,4 +77,5 @@ def _lines(result: dict[str, Any]) -> list[str]:
             f"{cell['bytes_per_s'] / 1e6:8.0f}  {cell['context']:7d}  {cell['missing']:7d}  "
             f"{1e3 * cell['pull_s']:7.1f}  {1e3 * cell['compute_s']:10.1f}  {chose} ({verdict})"
         )
-    return [*lines, "", f"right in {100 * result['choice_right_ratio']:.0f} % of all cells"]
+    right, strictly = result["choice_right_ratio"], result["choice_strictly_right_ratio"]
+    return [*lines, "", f"right in {100 * right:.0f} % of the cells, {100 * strictly:.0f} % without the ties"]

@@ -77,7 +77,7 @@ class Outcome:
 
     @property
     def tied(self) -> bool:
-        """Whether there was no faster way worth the word."""
+        """Whether there was no faster way worth the word, and so no wrong choice."""
         return abs(self.pull_s - self.compute_s) <= TIE_SHARE * min(self.pull_s, self.compute_s)
 
 
@@ -108,11 +108,10 @@ def measure(grid: Grid, progress: Progress) -> dict[str, Any]:
             outcomes += found
             lines.append({"bytes_per_s": rate, "crossover_blocks": _crossover(load, model), **_rates(load)})
         redis.close()
-    clear = [outcome for outcome in outcomes if not outcome.tied]
     return {
-        "choice_right_ratio": sum(o.right for o in outcomes) / len(outcomes),
-        "choice_right_of_clear_ratio": sum(o.right for o in clear) / len(clear) if clear else 1.0,
-        "ties": len(outcomes) - len(clear),
+        "choice_right_ratio": sum(o.right or o.tied for o in outcomes) / len(outcomes),
+        "choice_strictly_right_ratio": sum(o.right for o in outcomes) / len(outcomes),
+        "ties": sum(o.tied for o in outcomes),
         "block_bytes": model.block_bytes(BLOCK),
         "bandwidths": lines,
         "grid": [{**asdict(outcome), "right": outcome.right, "tied": outcome.tied} for outcome in outcomes],

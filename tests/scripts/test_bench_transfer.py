@@ -67,9 +67,10 @@ def test_the_table_marks_what_was_right_wrong_and_tied() -> None:
         {"right": False, "tied": True},
     ]
     grid = [{**cell, **verdict} for cell, verdict in zip(cells, verdicts, strict=True)]
-    text = "\n".join(bench_transfer._lines({"channel": [], "grid": grid, "choice_right_ratio": 1 / 3}))
+    ratios = {"choice_right_ratio": 2 / 3, "choice_strictly_right_ratio": 1 / 3}
+    text = "\n".join(bench_transfer._lines({"channel": [], "grid": grid, **ratios}))
     assert "pull (right)" in text and "compute (WRONG)" in text and "pull (tie)" in text
-    assert "right in 33 % of all cells" in text
+    assert "right in 67 % of the cells, 33 % without the ties" in text
 
 
 def test_the_picture_is_a_png_or_says_what_is_missing(tmp_path: Path) -> None:
