@@ -87,7 +87,7 @@ class BlockDesk:
         arrival = self._fetch(self._scheduler.manager.usable(seq)[: source.blocks], source)
         if arrival is not None:
             arrival.waiting.append(seq)
-            self._scheduler.park(seq, len(arrival.missing) * self._scheduler.manager.block_size)
+            self._scheduler.waiting.park(seq, len(arrival.missing) * self._scheduler.manager.block_size)
 
     def dropped(self, seq: Sequence) -> None:
         """A sequence was cancelled: stop what nobody else waits for."""
@@ -144,7 +144,7 @@ class BlockDesk:
                 self.rate.observe(max(1, arrival.arrived * self.block_bytes), seconds)
             for seq in self.moves.end(arrival):
                 seq.arrived = range(arrival.first, arrival.first + arrival.arrived)
-                self._scheduler.unpark(seq)
+                self._scheduler.waiting.unpark(seq)  # or it has gone meanwhile
             for tell in arrival.watching:
                 tell("" if outcome is PullOutcome.PULLED else outcome)
 

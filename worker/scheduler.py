@@ -122,14 +122,6 @@ class Scheduler:
         else:
             self.waiting.append(seq)
 
-    def park(self, seq: Sequence, incoming_tokens: int) -> None:
-        """Keep a waiting sequence back while `incoming_tokens` of its prompt come from elsewhere."""
-        self.waiting.park(seq, incoming_tokens)
-
-    def unpark(self, seq: Sequence) -> None:
-        """They have come, or will not. A sequence that has gone meanwhile is left alone."""
-        self.waiting.unpark(seq)
-
     def cancel(self, seq: Sequence) -> None:
         """Forget a sequence and take its blocks back. A finished or unknown one is left alone."""
         if self._has(seq):

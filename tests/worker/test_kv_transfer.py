@@ -160,6 +160,22 @@ async def test_a_pull_that_takes_too_long_leaves_the_rest_to_be_computed() -> No
         await at_rest(a, b)
 
 
+async def test_decoding_goes_on_at_both_ends_of_a_slow_pull() -> None:
+    """The engine's thread never waits for a transfer: a pull of a second leaves room for many steps."""
+    async with pair(emulation=SLOW) as (a, b):
+        prompt = prompt_of(50, 81)
+        await ask(a, "first", prompt)
+        pull = asyncio.create_task(ask(b, "pulled", prompt, source_of(a, 20)))
+        await until(lambda: bool(b.engine.desk.moves.arrivals()))
+        done = 0
+        while b.engine.desk.moves.arrivals():
+            await asyncio.gather(*(ask(w, f"r{done}", prompt_of(60 + done, 9)) for w in (a, b)))
+            done += 1
+        assert done >= 3, "other requests waited for the pull"
+        assert (await pull).pulled_tokens == 80
+        await at_rest(a, b)
+
+
 async def test_a_full_pool_pulls_nothing_and_still_answers() -> None:
     async with pair(blocks=24, step_s=0.1) as (a, b):
         long, prompt = prompt_of(9, 80), prompt_of(10, 41)
