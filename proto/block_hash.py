@@ -9,13 +9,14 @@ shared. The first block of a chain carries the request's namespace in its extras
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import struct
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NewType, cast
+from collections.abc import Iterable, Mapping
+from typing import NewType
 
 BlockHash = NewType("BlockHash", bytes)
 """32 bytes. What a worker keeps and trusts."""
@@ -23,6 +24,7 @@ BlockHash = NewType("BlockHash", bytes)
 BlockKey = NewType("BlockKey", bytes)
 """The first 16 bytes of a BlockHash. What the index and the wire carry: advice, never proof."""
 
+DIGEST_BYTES = 32
 BLOCK_KEY_BYTES = 16
 HASH_VERSION = b"kvhive-block-1"
 _ROOT_VERSION = b"kvhive-root-1"
@@ -30,13 +32,12 @@ EXTRA_TAGS = ("adapter", "media", "salt")
 """The kinds of extras, each with its own tag, so that a salt "x" and an adapter "x" never meet."""
 
 
-def _field(value: bytes) -> bytes:
+def field(value: bytes) -> bytes:
+    """Return a part as messages have it: its length, then itself."""
     return len(value).to_bytes(4, "little") + value
 
 
 _CUT_AT_ONCE = 64
-_HEAD = hashlib.sha256(_field(HASH_VERSION) + (32).to_bytes(4, "little"))
-"""Every block's digest begins like this: the version, and the length of the parent's hash."""
 
 
 def root_hash(model_identity: bytes, cluster_salt: bytes = b"") -> BlockHash:
@@ -44,7 +45,7 @@ def root_hash(model_identity: bytes, cluster_salt: bytes = b"") -> BlockHash:
 
     `model_identity` is a digest of the weights, the config and the KV layout (never the model's name).
     """
-    digest = hashlib.sha256(_field(_ROOT_VERSION) + _field(model_identity) + _field(cluster_salt))
+    digest = hashlib.sha256(field(_ROOT_VERSION) + field(model_identity) + field(cluster_salt))
     return BlockHash(digest.digest())
 
 
@@ -56,7 +57,7 @@ def encode_extras(extras: Mapping[str, bytes]) -> bytes:
     unknown = set(extras) - set(EXTRA_TAGS)
     if unknown:
         raise ValueError(f"extras: unknown tag {min(unknown)!r}, known tags are {EXTRA_TAGS}")
-    return b"".join(_field(tag.encode()) + _field(extras[tag]) for tag in EXTRA_TAGS if extras.get(tag))
+    return b"".join(field(tag.encode()) + field(extras[tag]) for tag in EXTRA_TAGS if extras.get(tag))
 
 
 def namespace_extras(salt: str = "", adapter: bytes = b"") -> bytes:
@@ -83,77 +84,27 @@ def unpack_tokens(packed: bytes) -> list[int]:
 
 def hash_block(parent: BlockHash, packed_tokens: bytes, extras: bytes = b"") -> BlockHash:
     """Hash one full block of packed token ids under its parent."""
-    message = _field(HASH_VERSION) + _field(parent) + _field(packed_tokens) + _field(extras)
+    message = field(HASH_VERSION) + field(parent) + field(packed_tokens) + field(extras)
     return BlockHash(hashlib.sha256(message).digest())
 
 
-def extend_chain(
-    chain: list[BlockHash], root: BlockHash, tokens: Sequence[int], block_size: int, extras: bytes = b""
-) -> None:
-    """Append to `chain` the hashes of all full blocks of `tokens` that it does not have yet.
+def cut(packed: bytes | bytearray, piece: str, size: int) -> tuple[bytes, ...]:
+    """Return what struct's format `piece`, of `size` bytes and one value, finds in each whole piece.
 
-    `chain` must hold the hashes of a prefix of `tokens`; `extras` enter the first block only.
-    """
-    full_blocks = len(tokens) // block_size
-    start = len(chain)
-    if start >= full_blocks:
-        return
-    packed = pack_tokens(tokens[start * block_size : full_blocks * block_size])
-    _extend(chain, root, packed, 4 * block_size, extras)
-
-
-def hash_chain(
-    root: BlockHash, tokens: Sequence[int], block_size: int, extras: bytes = b""
-) -> list[BlockHash]:
-    """Return the hashes of all full blocks of `tokens`, first block first."""
-    return hash_packed(root, pack_tokens(tokens), block_size, extras)
-
-
-def hash_packed(root: BlockHash, packed: bytes, block_size: int, extras: bytes = b"") -> list[BlockHash]:
-    """Return what hash_chain does, for tokens that are packed already."""
-    chain: list[BlockHash] = []
-    _extend(chain, root, packed, 4 * block_size, extras)
-    return chain
-
-
-def _extend(chain: list[BlockHash], root: BlockHash, packed: bytes, stride: int, extras: bytes) -> None:
-    """Append the hashes of the full blocks of `packed`, which follows what `chain` has.
-
-    It is what hash_block does, with everything that all blocks have in common done once and the rest laid out
-    for few steps of the interpreter: a third of the time that took.
-    """
-    blocks = cut(packed, f"{stride}s", stride)
-    if not chain:
-        for first in itertools.islice(blocks, 1):
-            chain.append(hash_block(root, first, extras))
-    parent = chain[-1] if chain else root
-    begin, before, after, append = _HEAD.copy, stride.to_bytes(4, "little"), _field(b""), chain.append
-    for tokens in blocks:
-        digest = begin()
-        digest.update(parent + before + tokens + after)
-        parent = cast(BlockHash, digest.digest())
-        append(parent)
-
-
-def cut(packed: bytes, piece: str, size: int) -> Iterator[bytes]:
-    """Yield what struct's format `piece`, of `size` bytes and one value, finds in each whole piece.
-
-    Many at a time, which takes a quarter of what slicing does; never more than _CUT_AT_ONCE, because struct
-    keeps every format that it has met.
+    Many at a time, which takes a quarter of what slicing does.
     """
     whole = len(packed) // size
     if whole <= _CUT_AT_ONCE:
-        return iter(struct.unpack_from(piece * whole, packed))
+        return _pieces(piece, whole).unpack_from(packed)
     left = whole % _CUT_AT_ONCE
-    most = struct.iter_unpack(piece * _CUT_AT_ONCE, memoryview(packed)[: (whole - left) * size])
-    rest = struct.unpack_from(piece * left, packed, (whole - left) * size)
-    return itertools.chain(itertools.chain.from_iterable(most), rest)
+    most = _pieces(piece, _CUT_AT_ONCE).iter_unpack(memoryview(packed)[: (whole - left) * size])
+    rest = _pieces(piece, left).unpack_from(packed, (whole - left) * size)
+    return (*itertools.chain.from_iterable(most), *rest)
 
 
-def block_keys(chain: Sequence[BlockHash]) -> tuple[BlockKey, ...]:
-    """Return the index keys of a chain."""
-    keys = cut(b"".join(chain), f"{BLOCK_KEY_BYTES}s{32 - BLOCK_KEY_BYTES}x", 32)
-    return cast(tuple[BlockKey, ...], tuple(keys))
+@functools.lru_cache(maxsize=4 * _CUT_AT_ONCE)  # all that keys, hashes and tokens are cut by
+def _pieces(piece: str, count: int) -> struct.Struct:
+    return struct.Struct(piece * count)
 
 
 def block_key(block_hash: BlockHash) -> BlockKey:

@@ -52,16 +52,18 @@ class TransferConfig:
 
 @dataclass(frozen=True, slots=True)
 class WorkersConfig:
-    """The workers: Ray actors, each with one device and one paged KV pool."""
+    """The workers: Ray actors, each with one paged KV pool, on one device or on several that share it."""
 
     count: int = 2
     """How many workers to start. Read at `kvhive up` only."""
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: cuda where Ray has GPUs."""
+    tensor_parallel: int = 1
+    """Ranks that share each worker's model, a device each, on one machine (docs/tensor_parallel.md)."""
     num_cpus: float = 1.0
-    """CPUs that Ray reserves for each worker."""
+    """CPUs that Ray reserves for each rank of a worker."""
     threads: int = 0
-    """Compute threads per worker; 0 means a fair share of our own head's cores, else `int(num_cpus)`."""
+    """Compute threads per rank; 0 means a fair share of our own head's cores, else `int(num_cpus)`."""
     block_size: int = 16
     """Tokens per KV block; one value per cluster."""
     kv_dtype: str = "auto"
@@ -130,7 +132,7 @@ class RouterConfig:
     index: str = "auto"
     """Where prefixes are looked up: `mirror` (in the router), `redis`, or `auto`: mirror while small."""
     index_mirror_blocks: int = 10_000_000
-    """With `router.index: auto`: blocks of all workers (about 200 bytes each) beyond which Redis is asked."""
+    """With `router.index: auto`: blocks of all workers (about 150 bytes each) beyond which Redis is asked."""
     index_stale_after_s: float = 30.0
     """Beyond this age the mirror of the index is ignored and requests go by load and rendezvous hashing."""
     predicted_ttl_s: float = 30.0
@@ -178,6 +180,7 @@ _CHOICES = {
 _LIMITS: dict[str, tuple[float, float]] = {
     "model.max_context": (0, 10_000_000),
     "workers.count": (0, 10_000),
+    "workers.tensor_parallel": (1, 64),
     "workers.num_cpus": (0, 1024),
     "workers.threads": (0, 1024),
     "workers.block_size": (1, 1024),

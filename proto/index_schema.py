@@ -87,8 +87,14 @@ class LoadReport:
     """Blocks no request is using whose content can still be hit."""
     blocks_free: int = 0
     """Blocks with nothing in them. live + cached + free = total."""
-    victim_age_s: float = -1.0
-    """Seconds since the next eviction victim was last used; -1 while nothing is cached."""
+    answer_tokens: float = 0.0
+    """The mean length of answers, of late."""
+    growth_tokens: float = 0.0
+    """What the running sequences together are expected to generate yet."""
+    release_tokens: float = 0.0
+    """What one of them is, weighted by what it holds."""
+    victim_reuse: float = 0.0
+    """How likely a block that is evicted would have been hit, between 0 and 1."""
     step_base_s: float = 0.0
     """Step-time model: seconds a step costs before any token."""
     step_per_token_s: float = 0.0

@@ -13,6 +13,8 @@ from typing import cast
 
 from kvhive.proto.block_hash import BLOCK_KEY_BYTES, BlockKey, cut
 
+_KEY = f"{BLOCK_KEY_BYTES}s"
+
 
 class RemovalCause(StrEnum):
     """Why a block left a worker's cache."""
@@ -54,4 +56,4 @@ def unpack_keys(packed: bytes) -> tuple[BlockKey, ...]:
     """Split concatenated keys. Raises ValueError when the length is not a multiple of 16."""
     if len(packed) % BLOCK_KEY_BYTES:
         raise ValueError(f"packed keys: {len(packed)} bytes is not a multiple of {BLOCK_KEY_BYTES}")
-    return cast(tuple[BlockKey, ...], tuple(cut(packed, f"{BLOCK_KEY_BYTES}s", BLOCK_KEY_BYTES)))
+    return cast("tuple[BlockKey, ...]", cut(packed, _KEY, BLOCK_KEY_BYTES))

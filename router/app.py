@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvhive.proto.block_chain import chain_hash
 from kvhive.proto.block_hash import root_hash
 from kvhive.proto.config import ClusterConfig
 from kvhive.proto.index_schema import IndexKeys
@@ -74,7 +75,10 @@ async def run_router(
     """
     async with AsyncExitStack() as stack:
         executor = stack.enter_context(ThreadPoolExecutor(TOKENIZER_THREADS, "tokenizer"))
-        tokenizer = await asyncio.get_running_loop().run_in_executor(executor, _load_tokenizer, options)
+        loop = asyncio.get_running_loop()
+        hashing = loop.run_in_executor(executor, chain_hash)  # which may have to be built first
+        tokenizer = await loop.run_in_executor(executor, _load_tokenizer, options)
+        log.info("block hashes by=%s", (await hashing).name)
         supervisor = await stack.enter_async_context(Supervisor(stop))
         state, view = await stack.enter_async_context(_routing_state(options, supervisor))
         workers = GrpcWorkerClient(options.cluster_token)

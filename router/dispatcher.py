@@ -172,7 +172,7 @@ class Dispatcher:
                 except WorkerLost as error:
                     placement = self._move(generation, placement, error)
         finally:
-            self._state.loads.finish(generation.wire_id)
+            self._state.loads.finish(generation.wire_id, self._clock())
 
     def _place(self, generation: Generation) -> Placement:
         placement = self._placer.place(
@@ -215,7 +215,7 @@ class Dispatcher:
             raise Unavailable(f"worker {placement.worker_id} was lost and {nobody}") from error
 
     def _leave(self, generation: Generation, placement: Placement) -> None:
-        self._state.loads.finish(generation.wire_id)
+        self._state.loads.finish(generation.wire_id, self._clock())
         self._state.predicted.forget(placement.worker_id, generation.prompt.keys)
         generation.moved()
         generation.avoid.add(placement.worker_id)

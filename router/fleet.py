@@ -12,7 +12,7 @@ import numpy as np
 
 from kvhive.proto.index_schema import LoadReport
 from kvhive.router.candidate_table import CandidateTable, Column
-from kvhive.router.load_tracker import COLD_HALF_LIFE_S, LoadTracker
+from kvhive.router.load_tracker import COLD_HALF_LIFE_S, LoadTracker, per_second
 from kvhive.router.rendezvous import worker_seeds
 from kvhive.router.worker_registry import WorkerView
 
@@ -53,7 +53,7 @@ class Fleet:
         self, matches: Mapping[str, int], longer: Iterable[tuple[str, int]], now: float
     ) -> CandidateTable:
         """Return all workers: with what each holds of a prompt, and for some, what it soon will hold."""
-        matched = np.zeros(len(self._rows))
+        matched, shared = np.zeros((2, len(self._rows)))
         for worker_id, blocks in matches.items():
             if worker_id in self._rows:
                 matched[self._rows[worker_id]] = blocks
@@ -62,28 +62,20 @@ class Fleet:
             if worker_id in self._rows:
                 expected[self._rows[worker_id]] = blocks
         recent = self._cold_tokens * np.exp2((self._cold_as_of - now) / COLD_HALF_LIFE_S)
-        queue, decoding, requests = self._load
-        return CandidateTable(
-            self._worker_ids,
-            self._seeds,
-            matched,
-            expected,
-            queue,
-            decoding,
-            requests,
-            recent,
-            *self._speed,
-            *self._static,
-        )
+        cold = recent, per_second(recent, now - self._cold_since)
+        columns = *self._load_columns, *cold, *self._speed_columns, *self._static_columns
+        return CandidateTable(self._worker_ids, self._seeds, matched, expected, shared, *columns)
 
     def _resize(self, views: Sequence[WorkerView]) -> None:
         self._worker_ids = [view.record.worker_id for view in views]
         self._rows = {worker_id: row for row, worker_id in enumerate(self._worker_ids)}
         self._seeds = worker_seeds(self._worker_ids)
         self._speed: Column = np.zeros((4, len(views)))
-        self._static: Column = np.zeros((7, len(views)))
-        self._load: Column = np.zeros((3, len(views)))
-        self._cold_tokens, self._cold_as_of = np.zeros((2, len(views)))
+        self._static: Column = np.zeros((9, len(views)))
+        self._load: Column = np.zeros((4, len(views)))
+        self._speed_columns, self._static_columns = list(self._speed), list(self._static)
+        self._load_columns = list(self._load)
+        self._cold_tokens, self._cold_as_of, self._cold_since = np.zeros((3, len(views)))
 
     def _replace(self, views: list[WorkerView], now: float) -> set[str]:
         """Take in new views and return whose they are."""
@@ -93,16 +85,18 @@ class Fleet:
             self._resize(views)
         self._views = views
         speeds = _speeds([view.record.load for view in views])
-        self._speed = np.array(speeds, np.float64).reshape(len(views), 4).T
+        self._speed[:] = np.array(speeds, np.float64).reshape(len(views), 4).T
         for row in new:
             record = views[row].record
             load = record.load
             self._loads.report_cold(record.worker_id, load.prefix_queries - load.prefix_hits, now)
             self._static[:, row] = (
-                np.inf if load.victim_age_s < 0 else load.victim_age_s,
+                load.victim_reuse,
                 load.blocks_free * record.block_size,
                 load.blocks_total * record.block_size,
-                load.blocks_live * record.block_size,
+                load.growth_tokens,
+                load.release_tokens,
+                load.answer_tokens,
                 load.block_bytes,
                 load.pull_latency_s,
                 load.pull_bytes_per_s,
@@ -112,13 +106,18 @@ class Fleet:
     def _set_load(self, row: int, view: WorkerView, now: float) -> None:
         worker_id, load, loads = view.record.worker_id, view.record.load, self._loads
         in_flight = loads.in_flight(worker_id)
+        in_pool = load.blocks_live * view.record.block_size + load.queued_prefill_tokens
         self._load[:, row] = (
-            loads.queue_tokens(worker_id, load.queued_prefill_tokens, view.reported_at),
+            loads.queue_tokens(
+                worker_id, load.queued_prefill_tokens, view.reported_at, float(self._speed[1, row])
+            ),
             max(load.running, in_flight),
             max(load.running + load.waiting, in_flight),
+            loads.pool_tokens(worker_id, in_pool, view.reported_at),
         )
         self._cold_tokens[row] = loads.recent_cold_tokens(worker_id, now)
         self._cold_as_of[row] = now
+        self._cold_since[row] = loads.cold_since(worker_id, now)
 
 
 def _speeds(loads: Sequence[LoadReport]) -> list[tuple[float, float, float, int]]:

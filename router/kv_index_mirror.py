@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kvhive.proto.block_hash import BlockKey
 from kvhive.proto.kv_events import EventBatch
+from kvhive.router.held_keys import HeldKeys
 
 MAX_KEYS_PER_WORKER = 4_194_304
 """64 million tokens at 16 a block: far above any pool, so that a damaged index cannot fill our memory. A
@@ -31,7 +32,8 @@ class _Slot:
         self.bit = 1 << number
         self.most_keys = most_keys
         self.worker_id = worker_id
-        self.keys: set[BlockKey] = set()
+        self.keys = HeldKeys()
+        """Those whose bit is set."""
 
 
 class SnapshotLoad:
@@ -55,7 +57,7 @@ class SnapshotLoad:
 
 
 class KvIndexMirror:
-    """A KvIndex for the event loop's thread. Memory is about 200 bytes per (worker, block)."""
+    """A KvIndex for the event loop's thread. Memory is about 150 bytes per (worker, block)."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, max_keys_per_worker: int = MAX_KEYS_PER_WORKER
@@ -91,18 +93,19 @@ class KvIndexMirror:
         ranges = [(1, len(keys), holders)] if holders else []
         while ranges:
             low, high, workers = ranges.pop()
-            if low == high:
-                while workers:
-                    bit = workers & -workers
-                    lengths[self._names[bit]] = low
-                    workers ^= bit
-                continue
-            middle = (low + high) >> 1
-            holding = workers & lookup(keys[middle], 0)
-            if holding:
-                ranges.append((middle + 1, high, holding))
-            if holding != workers:
-                ranges.append((low, middle, workers & ~holding))
+            while low < high:
+                middle = (low + high) >> 1
+                holding = workers & lookup(keys[middle], 0)
+                if holding:
+                    if holding != workers:
+                        ranges.append((low, middle, workers ^ holding))
+                    low, workers = middle + 1, holding
+                else:
+                    high = middle
+            while workers:
+                bit = workers & -workers
+                lengths[self._names[bit]] = low
+                workers ^= bit
         return lengths
 
     def walk(self, keys: Sequence[BlockKey]) -> Mapping[str, int]:
@@ -177,10 +180,10 @@ class KvIndexMirror:
         """Clear up to `limit` keys of slots given up; return whether some are left."""
         while self._retired and limit > 0:
             slot = self._retired[0]
-            part = [slot.keys.pop() for _ in range(min(limit, len(slot.keys)))]
+            part = slot.keys.pop(limit)
             limit -= max(1, len(part))
             self._unset(slot.bit, part)
-            if not slot.keys:
+            if not slot.keys.listed():
                 self._retired.popleft()
                 heapq.heappush(self._free_numbers, slot.bit.bit_length() - 1)
         return bool(self._retired)
@@ -209,31 +212,36 @@ class KvIndexMirror:
         self._retired.append(slot)
 
     def _store(self, slot: _Slot, keys: Iterable[BlockKey]) -> None:
-        own, table, bit = slot.keys, self._table, slot.bit
-        keys = self._within(slot, keys if isinstance(keys, tuple) else tuple(keys))
-        own.update(keys)
-        if table.keys().isdisjoint(keys):  # as most are: what one worker just computed
-            table.update(dict.fromkeys(keys, bit))
+        table, bit = self._table, slot.bit
+        new = dict.fromkeys(self._within(slot, keys if isinstance(keys, tuple) else tuple(keys)), bit)
+        if table.keys().isdisjoint(new):  # as most are: what one worker just computed
+            table.update(new)
+            slot.keys.add(new)
             return
         lookup = table.get
-        for key in keys:
+        missing = [key for key in new if not lookup(key, 0) & bit]
+        for key in missing:
             holders = lookup(key)
             # A new key shares the slot's own number rather than keep one of its own: 32 bytes less a block.
             table[key] = bit if holders is None else holders | bit
+        slot.keys.add(missing)
 
     def _within(self, slot: _Slot, keys: tuple[BlockKey, ...]) -> tuple[BlockKey, ...]:
         """What of these a worker may still have; the rest is counted."""
         room = slot.most_keys - len(slot.keys)
         if len(keys) <= room:
             return keys
-        new = dict.fromkeys(key for key in keys if key not in slot.keys)
+        new = dict.fromkeys(key for key in keys if not self._holds(slot, key))
         self.refused_keys += max(0, len(new) - room)
         return tuple(itertools.islice(new, max(0, room)))
 
     def _clear(self, slot: _Slot, keys: Iterable[BlockKey]) -> None:
-        gone = [key for key in keys if key in slot.keys]
-        slot.keys.difference_update(gone)
+        gone = [key for key in dict.fromkeys(keys) if self._holds(slot, key)]
+        slot.keys.remove(gone)
         self._unset(slot.bit, gone)
+
+    def _holds(self, slot: _Slot, key: BlockKey) -> bool:
+        return self._table.get(key, 0) & slot.bit != 0
 
     def _unset(self, bit: int, keys: Iterable[BlockKey]) -> None:
         table, mask = self._table, ~bit

@@ -28,6 +28,7 @@ from kvhive.router.worker_registry import WorkerRegistry
 
 log = logging.getLogger(__name__)
 
+MOST_BATCH_BYTES = KEYS_PER_BATCH * BLOCK_KEY_BYTES
 BATCHES_PER_READ = 16
 """Of one stream; a reader that is behind reads again at once."""
 BLOCK_S = 0.1
@@ -72,9 +73,9 @@ class _Cursor:
 
 def parse_batch(fields: Mapping[bytes, bytes]) -> EventBatch:
     """Read a stream entry; unknown fields are ignored. Raises ValueError, also for too large a batch."""
-    size = sum(len(packed) for packed in fields.values())
-    if size > KEYS_PER_BATCH * BLOCK_KEY_BYTES:
-        raise ValueError(f"a batch of {size} bytes, the limit is {KEYS_PER_BATCH * BLOCK_KEY_BYTES}")
+    size = sum(map(len, fields.values()))
+    if size > MOST_BATCH_BYTES:
+        raise ValueError(f"a batch of {size} bytes, the limit is {MOST_BATCH_BYTES}")
     stored: tuple[BlockKey, ...] = ()
     removed: dict[RemovalCause, tuple[BlockKey, ...]] = {}
     for name, packed in fields.items():
@@ -106,6 +107,8 @@ class KvIndexReader:
         self._mirror = mirror
         self._clock = clock
         self._cursors: dict[str, _Cursor] = {}
+        self._caught_up = True
+        """Whether the last read left nothing in the streams that it read."""
         self._failures = 0
         # A wait must end before the client takes the silence for a dead server.
         timeout_s = socket_timeout_of(redis)
@@ -143,10 +146,13 @@ class KvIndexReader:
             self._unfollow(worker_id)
 
     async def advance(self) -> None:
-        """Snapshot who needs it, then apply what the streams have; waits BLOCK_S for news at most."""
-        for worker_id, cursor in list(self._cursors.items()):
-            if not cursor.synced and not cursor.broken:
-                await self._snapshot(worker_id, cursor)
+        """Snapshot one who needs it, then apply what the streams have; waits BLOCK_S for news at most.
+
+        One, and only when the streams are read to their ends: they go on while a snapshot is read, and hold
+        STREAM_MAX_BATCHES. Many snapshots in a row would find gaps afterwards, and begin again for ever.
+        """
+        for worker_id, cursor in self._unsynced()[: 1 if self._caught_up else 0]:
+            await self._snapshot(worker_id, cursor)
         self._mirror.sweep()
         asked_at = self._clock()
         streams = {
@@ -154,38 +160,42 @@ class KvIndexReader:
             for worker_id, cursor in self._cursors.items()
             if cursor.synced
         }
-        if not streams:
+        self._caught_up = True
+        if streams:
+            try:
+                news = await self._read(
+                    {name: self._cursors[worker_id].last_id for name, worker_id in streams.items()}
+                )
+            except ResponseError as error:
+                await self._set_aside_broken(error)
+                return
+            for name, entries in news:
+                worker_id = streams[name]
+                self._caught_up = self._caught_up and len(entries) < BATCHES_PER_READ
+                await self._apply(worker_id, self._cursors.get(worker_id), entries)
+        else:
             await self._redis.ping()
+        if self._caught_up and not self._unsynced():
             self._mirror.touch(asked_at)
-            await asyncio.sleep(self._block_s)
-            return
-        try:
-            news = await self._read(
-                {name: self._cursors[worker_id].last_id for name, worker_id in streams.items()}
-            )
-        except ResponseError:
-            await self._set_aside_broken()
-            return
-        caught_up = True
-        for name, entries in news:
-            worker_id = streams[name]
-            caught_up = caught_up and len(entries) < BATCHES_PER_READ
-            await self._apply(worker_id, self._cursors.get(worker_id), entries)
-        if caught_up and all(cursor.synced for cursor in self._cursors.values()):
-            self._mirror.touch(asked_at)
+            if not streams:
+                await asyncio.sleep(self._block_s)
+
+    def _unsynced(self) -> list[tuple[str, _Cursor]]:
+        """Who needs a snapshot, and can be read."""
+        return [(w, cursor) for w, cursor in self._cursors.items() if not cursor.synced and not cursor.broken]
 
     async def _read(self, positions: dict[str, str]) -> list[tuple[str, list[StreamEntry]]]:
         """What stands in the streams after these ids, waiting a little when that is nothing."""
         if not self._cluster:
             known: Any = positions
-            block_ms = max(1, round(self._block_s * 1000))
+            block_ms = None if self._unsynced() else max(1, round(self._block_s * 1000))
             return _entries_by_stream(await self._redis.xread(known, count=BATCHES_PER_READ, block=block_ms))
         async with self._redis.pipeline(transaction=False) as pipe:
             for name, last_id in positions.items():
                 pipe.xread({name: last_id}, count=BATCHES_PER_READ)
             replies = await pipe.execute()
         news = [entries for reply in replies for entries in _entries_by_stream(reply)]
-        if not news:
+        if not news and not self._unsynced():
             await asyncio.sleep(min(self._block_s, CLUSTER_POLL_S))
         return news
 
@@ -290,8 +300,9 @@ class KvIndexReader:
             except ResponseError as error:
                 self._break(worker_id, cursor, error)
 
-    async def _set_aside_broken(self) -> None:
-        """Find the worker whose stream cannot be read, so that the others still are."""
+    async def _set_aside_broken(self, error: ResponseError) -> None:
+        """Find the worker whose stream cannot be read, so that the others still are. Raises the rest."""
+        _raise_unless_wrong_type(error)
         for worker_id, cursor in list(self._cursors.items()):
             try:
                 await self._top(worker_id, cursor)
@@ -299,10 +310,17 @@ class KvIndexReader:
                 self._break(worker_id, cursor, error)
 
     def _break(self, worker_id: str, cursor: _Cursor, error: ResponseError) -> None:
+        _raise_unless_wrong_type(error)
         cursor.broken, cursor.synced = True, False
         self._mirror.drop(worker_id)
         self.counters.malformed += 1
         log.error("unreadable until a new epoch worker_id=%s epoch=%d: %s", worker_id, cursor.epoch, error)
+
+
+def _raise_unless_wrong_type(error: ResponseError) -> None:
+    """A key of another type is one worker's; a server that is busy or has lost its master is everybody's."""
+    if "WRONGTYPE" not in str(error):
+        raise error
 
 
 def _entries_by_stream(reply: Any) -> list[tuple[str, list[StreamEntry]]]:

@@ -131,8 +131,10 @@ class KvIndexRedis:
         """Ask Redis about a chain, unless it failed a moment ago."""
         if not keys or not self._epochs:
             return
+        chain = keys[-1], len(keys)
         if self._clock() < self._retry_at:
             self.counters.skipped += 1
+            self._answers.pop(chain, None)  # nobody knows how old it is
             return
         asked_at = self._clock()
         try:
@@ -140,12 +142,13 @@ class KvIndexRedis:
                 lengths = await self._look_up(list(self._epochs.items()), keys)
         except (RedisError, OSError) as error:  # TimeoutError is an OSError
             self.counters.failures += 1
+            self._answers.pop(chain, None)
             self._failed(error)
             return
         self.counters.lookups += 1
         self._answered(asked_at)
-        self._answers[keys[-1], len(keys)] = lengths
-        self._answers.move_to_end((keys[-1], len(keys)))
+        self._answers[chain] = lengths
+        self._answers.move_to_end(chain)
         while len(self._answers) > KEPT_ANSWERS:
             self._answers.popitem(last=False)
         for (worker_id, _), length in lengths.items():

@@ -11,13 +11,22 @@ count the uncached tokens of all routers' requests, so that all routers see the 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvhive.proto.block_hash import BlockKey
+from kvhive.router.pool_use import SETTLE_S, PoolUse
+
+Rate = npt.NDArray[np.float64]
 
 COLD_HALF_LIFE_S = 60.0
 """How long cold work that was sent to a worker weighs in the choice of a home."""
 
-SETTLE_S = 0.05
-"""From routing a request until the worker's reports contain it: the way there, and the step that runs."""
+LEAST_SHARE = 0.05
+"""A rate that was watched for only a few seconds: the sum is taken to have this share of its final size."""
 
 
 @dataclass(slots=True)
@@ -47,6 +56,8 @@ class _ColdWork:
     """By this router, and not yet in a report."""
     reported: _Fading
     """By all routers."""
+    since: float
+    """When this router first heard of it."""
     total: int | None = None
     """The worker's count, which only grows while it lives."""
 
@@ -59,13 +70,23 @@ class LoadTracker:
         self._reservations: dict[str, dict[str, _Reservation]] = {}  # worker -> request -> reservation
         self._cold: dict[str, _ColdWork] = {}
         self._changed: set[str] = set()
+        self._pools = PoolUse()
 
-    def reserve(self, request_id: str, worker_id: str, uncached_tokens: int, now: float) -> None:
-        """Count a request that was just routed."""
-        self.finish(request_id)
+    def reserve(
+        self,
+        request_id: str,
+        worker_id: str,
+        uncached_tokens: int,
+        now: float,
+        keys: Sequence[BlockKey] = (),
+        new_tokens: int = 0,
+    ) -> None:
+        """Count a request that was just routed: `new_tokens` is what it adds to the pool's use."""
+        self.finish(request_id, now)
+        self._pools.enter(request_id, worker_id, keys, new_tokens, now)
         self._worker_of[request_id] = worker_id
         self._reservations.setdefault(worker_id, {})[request_id] = _Reservation(uncached_tokens, now)
-        self._cold_work(worker_id).sent.add(uncached_tokens, now)
+        self._cold_work(worker_id, now).sent.add(uncached_tokens, now)
         self._changed.add(worker_id)
 
     def first_token(self, request_id: str, now: float) -> None:
@@ -77,8 +98,9 @@ class LoadTracker:
                 reservation.first_token_at = now
                 self._changed.add(worker_id)
 
-    def finish(self, request_id: str) -> None:
+    def finish(self, request_id: str, now: float) -> None:
         """Forget a request, however it ended. Idempotent."""
+        self._pools.leave(request_id, now)
         worker_id = self._worker_of.pop(request_id, None)
         if worker_id is not None:
             del self._reservations[worker_id][request_id]
@@ -91,7 +113,7 @@ class LoadTracker:
 
         What it grew by confirms what this router has sent. A smaller count is that of a new process.
         """
-        cold = self._cold_work(worker_id)
+        cold = self._cold_work(worker_id, now)
         grown = 0 if cold.total is None else max(0, total - cold.total)
         if grown:
             cold.reported.add(grown, now)
@@ -101,6 +123,7 @@ class LoadTracker:
     def drop(self, worker_id: str) -> None:
         """Forget a worker that has left."""
         self._cold.pop(worker_id, None)
+        self._pools.drop(worker_id)
         self._changed.add(worker_id)
 
     def take_changed(self) -> set[str]:
@@ -108,15 +131,32 @@ class LoadTracker:
         changed, self._changed = self._changed, set()
         return changed
 
-    def queue_tokens(self, worker_id: str, reported: int, reported_at: float) -> int:
-        """Prompt tokens ahead at a worker: what it reported, corrected by what happened since."""
-        tokens = reported
+    def queue_tokens(
+        self, worker_id: str, reported: int, reported_at: float, per_token_s: float = 0.0
+    ) -> int:
+        """Prompt tokens ahead at a worker: what it reported, corrected by what happened since.
+
+        A prompt that is ready was in the report with what was left of it then, which is not known; it was no
+        more than the worker can have computed since, at `per_token_s` seconds a token.
+        """
+        tokens, computed, ready_at = reported, 0, reported_at
         for reservation in self._reservations.get(worker_id, {}).values():
             if reservation.routed_at + SETTLE_S >= reported_at:
                 tokens += reservation.tokens if reservation.first_token_at is None else 0
             elif reservation.first_token_at is not None and reservation.first_token_at >= reported_at:
-                tokens -= reservation.tokens
-        return max(0, tokens)
+                computed += reservation.tokens
+                ready_at = max(ready_at, reservation.first_token_at)
+        if per_token_s > 0:
+            computed = min(computed, int((ready_at - reported_at) / per_token_s))
+        return max(0, tokens - computed)
+
+    def pool_tokens(self, worker_id: str, reported: int, reported_at: float) -> int:
+        """See PoolUse.tokens."""
+        return self._pools.tokens(worker_id, reported, reported_at)
+
+    def shared_blocks(self, worker_id: str, keys: Sequence[BlockKey]) -> int:
+        """See PoolUse.shared_blocks."""
+        return self._pools.shared_blocks(worker_id, keys)
 
     def in_flight(self, worker_id: str) -> int:
         """Requests of this router at a worker."""
@@ -127,7 +167,18 @@ class LoadTracker:
         cold = self._cold.get(worker_id)
         return cold.sent.at(now) + cold.reported.at(now) if cold else 0.0
 
-    def _cold_work(self, worker_id: str) -> _ColdWork:
+    def cold_since(self, worker_id: str, now: float) -> float:
+        """When this router first heard of a worker's cold work; now, if it never has."""
+        cold = self._cold.get(worker_id)
+        return cold.since if cold else now
+
+    def _cold_work(self, worker_id: str, now: float) -> _ColdWork:
         if worker_id not in self._cold:
-            self._cold[worker_id] = _ColdWork(_Fading(), _Fading())
+            self._cold[worker_id] = _ColdWork(_Fading(), _Fading(), now)
         return self._cold[worker_id]
+
+
+def per_second(recent_tokens: Rate, seconds: Rate) -> Rate:
+    """Turn recent cold tokens into tokens per second, when they have been watched for so many seconds."""
+    share = np.maximum(LEAST_SHARE, 1.0 - np.exp2(-seconds / COLD_HALF_LIFE_S))
+    return recent_tokens * (math.log(2) / COLD_HALF_LIFE_S) / share

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from kvhive.proto.block_hash import BlockKey
 from kvhive.proto.errors import ConfigError, InvalidRequest, Unavailable
-from kvhive.router.candidate_table import CandidateTable
+from kvhive.router.candidate_table import CandidateTable, greatest
 from kvhive.router.fleet import Fleet
 from kvhive.router.kv_index import KvIndex
 from kvhive.router.load_tracker import LoadTracker
@@ -86,9 +89,11 @@ class Placer:
         """
         placement = self.weigh(prompt, max_tokens, avoid)
         worker_id, now = placement.worker_id, self._clock()
-        there = max(placement.expected_blocks, placement.source.blocks if placement.source else 0)
-        uncached = len(prompt.token_ids) - there * self._block_size
-        self._state.loads.reserve(request_id, worker_id, max(1, uncached), now)
+        loads, size, tokens = self._state.loads, self._block_size, len(prompt.token_ids)
+        pulled = placement.source.blocks if placement.source else 0
+        uncached = max(1, tokens - max(placement.expected_blocks, pulled) * size)
+        new = tokens - loads.shared_blocks(worker_id, prompt.keys) * size
+        loads.reserve(request_id, worker_id, uncached, now, prompt.keys, new)
         self._state.predicted.add(worker_id, prompt.keys[placement.matched_blocks :], now)
         self._state.registry.placed(worker_id)
         log.debug("request=%s decision=%s", request_id, placement.decision)
@@ -110,10 +115,11 @@ class Placer:
             raise Unavailable("no worker is serving now, retry")
         table = allowed.where(allowed.capacity_tokens >= need)
         if not table:
-            raise _never_fits(len(prompt.token_ids), max_tokens, int(allowed.capacity_tokens.max()))
+            raise _never_fits(len(prompt.token_ids), max_tokens, int(greatest(allowed.capacity_tokens)))
         route = RouteRequest(
             len(prompt.token_ids), max_tokens, self._block_size, prompt.home_key, prompt.keyed
         )
+        self._note_shared(route, table, prompt.keys)
         decision = self._decide(route, table)
         excluded = dict(state.registry.excluded(now))
         if len(table) < len(everybody):
@@ -131,7 +137,7 @@ class Placer:
             decision=replace(decision, excluded=excluded) if excluded else decision,
             matched_blocks=int(table.matched_blocks[row]),
             expected_blocks=int(table.expected_blocks[row]),
-            reachable_tokens=int(table.matched_blocks.max()) * self._block_size,
+            reachable_tokens=int(greatest(table.matched_blocks)) * self._block_size,
             source=source,
         )
 
@@ -144,6 +150,15 @@ class Placer:
             return None
         record = self._fleet.view(table.worker_ids[pulls.source]).record
         return PullSource(record.worker_id, record.address, record.epoch, int(pulls.blocks[row]))
+
+    def _note_shared(self, route: RouteRequest, table: CandidateTable, keys: Sequence[BlockKey]) -> None:
+        """Where room may be short, say how much of the prompt is in use there anyway."""
+        short = table.live_tokens + table.growth_tokens + route.prompt_tokens > table.capacity_tokens
+        if not np.count_nonzero(short):  # as most of the time
+            return
+        for row in (short & (table.expected_blocks > 0)).nonzero()[0].tolist():
+            blocks = self._state.loads.shared_blocks(table.worker_ids[row], keys)
+            table.shared_tokens[row] = blocks * self._block_size
 
     def _decide(self, route: RouteRequest, table: CandidateTable) -> Decision:
         """Ask the policy, and complete its answer where it compared otherwise than in seconds."""

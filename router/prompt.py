@@ -7,14 +7,8 @@ import hashlib
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from kvhive.proto.block_hash import (
-    BlockHash,
-    BlockKey,
-    block_keys,
-    hash_packed,
-    namespace_extras,
-    pack_tokens,
-)
+from kvhive.proto.block_chain import chain_keys
+from kvhive.proto.block_hash import BlockHash, BlockKey, namespace_extras, pack_tokens
 from kvhive.router.request import ChatPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
 from kvhive.router.tokenizer import TextTokenizer
 
@@ -69,7 +63,7 @@ class PromptPreparer:
         tokens = self._tokens(request.prompt)
         extras = namespace_extras(request.cache_salt)
         packed = pack_tokens(tokens)
-        keys = block_keys(hash_packed(self._root, packed, self._block_size, extras))
+        keys = chain_keys(self._root, packed, self._block_size, extras)
         keyed = bool(request.cache_key)
         if keyed:
             named = b"key" + extras + b"|" + request.cache_key.encode()

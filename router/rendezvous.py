@@ -14,6 +14,10 @@ import numpy.typing as npt
 
 Seeds = npt.NDArray[np.uint64]
 
+_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
+_FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+"""Of SplitMix64 (Steele, Lea and Flood, 2014)."""
+
 
 def worker_seeds(worker_ids: Sequence[str]) -> Seeds:
     """Return what `home_scores` wants to know of each worker; about a microsecond each, so keep it."""
@@ -23,12 +27,12 @@ def worker_seeds(worker_ids: Sequence[str]) -> Seeds:
 def home_scores(home_key: bytes, seeds: Seeds) -> Seeds:
     """Return each worker's score for a key; the highest is home.
 
-    Without that one, the next highest is. Mixed as in SplitMix64 (Steele, Lea and Flood, 2014).
+    Without that one, the next highest is.
     """
     mixed = seeds ^ np.uint64(_hash64(home_key))
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
+    for shift, factor in zip(_SHIFTS, _FACTORS, strict=False):
+        mixed = (mixed ^ (mixed >> shift)) * factor
+    return mixed ^ (mixed >> _SHIFTS[-1])
 
 
 def _hash64(data: bytes) -> int:

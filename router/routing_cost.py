@@ -1,14 +1,16 @@
 """What a request costs at each worker, in seconds: one formula for all candidates at once.
 
     cost(w)  = queue_s + room_s + price * compute_s + decode_s
-    price(w) = 2 + 2 / (1 + victim age / 120 s)
+    price(w) = 1 / (1 - load) / (1 - reuse)        reuse only where computing evicts
 
 `queue_s` is the prefill work ahead of the request, `compute_s` that of its own uncached tokens, both by
 the step-time model the worker measured of itself; or a pull and the rest, where that takes less
-(pull_cost.py). The price is above 1 because computing spends capacity that others wait for, and higher where
-the request would evict what was used a moment ago. `decode_s` is what the running sequences add to the steps
-that compute it. `room_s` is the wait for some of them to end, where the pool, full of what they use, has no
-room for the request.
+(pull_cost.py). The price is above 1 because computing spends capacity that others wait for: `load` is the
+share of the fleet's time that goes into prompts. What it evicts may have to be computed again, which evicts
+again: `reuse` is how likely that is, as the workers count it. Both are taken of the fleet as a whole, since
+what one worker counts is mostly chance. `decode_s` is what the running sequences add to the steps that
+compute it. `room_s` is the wait for some of them to end, where the pool, full of what they use and will use,
+has no room for the request.
 """
 
 from __future__ import annotations
@@ -24,20 +26,19 @@ from kvhive.router.candidate_table import CandidateTable, Column
 from kvhive.router.pull_cost import PullTable, with_pulls
 from kvhive.router.routing_policy import Candidate, CandidateCost, RouteRequest
 
-BASE_PRICE = 2.0
-"""What a second of computing is taken to cost, in seconds of everybody's; measured on traces, not derived."""
+HIGHEST_PRICE = 6.0
+"""Of the factors of the price, each. Where a share `load` of the time is spent computing, a second more of it
+costs everybody 1 / (1 - load) seconds in all; near 1 that is more than an estimate can bear."""
 
-EVICTION_PRICE = 2.0
-"""The same, on top, for computing that evicts what was used just now."""
+GROWTH_SHARE = 0.5
+"""How much of what running sequences are expected to generate yet counts as taken: some end meanwhile."""
 
-EVICTION_AGE_S = 120.0
-"""Evicting what was last used that long ago costs half of EVICTION_PRICE."""
-
-SEQUENCE_LIFE_S = 10.0
-"""How long a running sequence is taken to hold its blocks: of n of them, one ends every 10/n seconds."""
+FULL_POOL_S = 0.03
+"""What a pool full of running sequences costs beside an empty one, where both have room: the fuller one is
+nearer to making somebody wait. Chosen on traces, not derived."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as CandidateTable
 class CostTable(Sequence[CandidateCost]):
     """The terms as columns, in seconds; its rows become objects when they are looked at."""
 
@@ -92,9 +93,10 @@ def compare(request: RouteRequest, candidates: Sequence[Candidate], least_blocks
     pulls = with_pulls(table, counted, least_blocks, partial(_compute_s, request, table, queue_steps))
     compute_s = pulls.compute_s
     evicts = table.free_tokens < uncached + request.max_tokens
-    price = BASE_PRICE + evicts * EVICTION_PRICE / (1.0 + table.victim_age_s / EVICTION_AGE_S)
+    busy = table.cold_tokens_per_s * (table.per_token_s + table.step_base_s / table.max_step_tokens)
+    price = _price_of(busy) * np.where(evicts, _price_of(table.victim_reuse), 1.0)
     decode_s = steps * table.decoding * table.per_token_s
-    room_s = _room_s(table, cached, uncached)
+    room_s = _room_s(request, table, cached)
     cost_s = queue_s + room_s + price * compute_s + decode_s
     return CostTable(
         table.worker_ids,
@@ -125,10 +127,25 @@ def _tokens_s(table: CandidateTable, tokens: Column, context: Column | float) ->
     return tokens * (table.per_token_s + (context + tokens / 2) * table.per_attention_s)
 
 
-def _room_s(table: CandidateTable, cached: Column, uncached: Column) -> Column:
-    """Seconds until enough running sequences have ended; what is cached may be what they use."""
-    in_use = np.maximum(table.live_tokens, cached)
-    missing = np.maximum(0.0, in_use + table.queue_tokens + uncached - table.capacity_tokens)
-    running = np.maximum(1.0, table.decoding)
-    ends = np.ceil(missing * running / np.maximum(1.0, table.live_tokens))
-    return SEQUENCE_LIFE_S * np.minimum(ends, running) / running
+def _price_of(shares: Column) -> float:
+    """Return 1 / (1 - share), of the mean share."""
+    share = min(float(np.add.reduce(shares)) / len(shares), 1.0 - 1.0 / HIGHEST_PRICE)
+    return 1.0 / (1.0 - share)
+
+
+def _room_s(request: RouteRequest, table: CandidateTable, cached: Column) -> Column:
+    """Seconds until enough running sequences have ended, and a little for every share of the pool in use.
+
+    What is cached may be what they use; as far as nobody knows that it is, it takes room of its own.
+    """
+    nearly_s: Column = table.live_tokens * FULL_POOL_S / table.capacity_tokens
+    coming = request.prompt_tokens - np.minimum(table.shared_tokens, cached)
+    growing = GROWTH_SHARE * (table.growth_tokens + np.minimum(table.answer_tokens, request.max_tokens))
+    missing = np.maximum(table.live_tokens + coming + growing - table.capacity_tokens, 0.0)
+    if not np.count_nonzero(missing):  # as most of the time
+        return nearly_s
+    running = np.maximum(table.decoding, 1.0)
+    ends = np.ceil(missing * running / np.maximum(table.live_tokens, 1.0))
+    step_s = table.step_base_s + table.decoding * table.per_token_s
+    wait_s: Column = table.release_tokens * step_s * np.minimum(ends, running) / running
+    return wait_s + nearly_s

@@ -62,8 +62,8 @@ class Candidate:
     decoding: int
     """Sequences in its batch."""
     speed: Speed
-    victim_age_s: float | None
-    """Seconds since its next eviction victim was last used; None while nothing is cached."""
+    victim_reuse: float
+    """How likely a block that it evicts would have been hit, by its own count."""
     free_tokens: int
     """Tokens that its unused blocks hold."""
     capacity_tokens: int
@@ -73,7 +73,17 @@ class Candidate:
     requests: int = 0
     """Requests there, running or waiting."""
     live_tokens: int = 0
-    """Tokens whose blocks requests are using, which no newcomer can evict."""
+    """Tokens whose blocks requests there use or are about to, which no newcomer can evict."""
+    shared_tokens: int = 0
+    """Of those, tokens of the very prompt that is routed, as far as it is known and room is short."""
+    growth_tokens: float = 0.0
+    """What its running requests are expected to generate yet."""
+    release_tokens: float = 0.0
+    """What one of them is, weighted by what it holds."""
+    answer_tokens: float = 0.0
+    """The mean length of answers there."""
+    cold_tokens_per_s: float = 0.0
+    """Uncached prompt tokens that it has got per second, of late, from everybody."""
     block_bytes: int = 0
     """What one block is to a transfer; 0 where blocks do not move."""
     pull_latency_s: float = 0.0

@@ -1,15 +1,20 @@
 """Who is in the cluster: polls the workers' leases and records, and says who may get a request.
 
-A lease is judged on Redis' clock, and by what this process sees of it: a lease that nobody renews for as
-long as it lasts is over, however long Redis, whose clock may have been set back, will keep the record. While
-Redis is away nobody is judged at all; and a worker whose record vanishes before its lease could have ended
-has not died, Redis has lost data: it keeps its place for one lease, in which it will register again.
+A lease is judged on Redis' clock, and by what this process sees of it: a lease that nobody renews for as long
+as it lasts is over, however long Redis, whose clock may have been set back, will keep the record. While Redis
+is away, or takes no writes, nobody is judged at all; and a worker whose record vanishes before its lease
+could have ended has not died, Redis has lost data: it keeps its place for one lease, in which it will
+register again.
+
+How long nobody has renewed a lease counts up to when Redis was asked, not to when its answer was read: this
+process may have been frozen in between.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -72,6 +77,10 @@ class RawWorker:
     expires_in_ms: int
     """PTTL of the record: negative when it is gone or has no expiry."""
 
+    def left_ms(self, now_ms: float) -> float:
+        """How long its lease still lasts."""
+        return max(self.expires_in_ms, self.deadline_ms - now_ms)
+
 
 @dataclass(slots=True)
 class _Member:
@@ -117,6 +126,8 @@ class WorkerRegistry:
     counters: RegistryCounters = field(default_factory=RegistryCounters)
     _members: dict[str, _Member] = field(default_factory=dict)
     _refused: dict[str, tuple[int, str]] = field(default_factory=dict)
+    _stood_still: dict[str, float] = field(default_factory=dict)
+    """Worker id -> the lease end that nobody has moved for a lease: over, however often it is read again."""
     _failures: int = 0
     _grace_until: float = 0.0
     _serving: list[WorkerView] | None = None
@@ -205,6 +216,8 @@ class WorkerRegistry:
         """Read the registrations once and bring the views up to date. Raises RedisError or OSError."""
         asked_at = self.clock()
         now_ms, raw = await self._read()
+        if self._members and all(self._is_over(w, raw[w], now_ms, asked_at) for w in self._members):
+            await self._check_writable()
         now = self.clock()
         if self._failures:
             log.info("registry readable again")
@@ -212,8 +225,17 @@ class WorkerRegistry:
             self._grace_until = now + self.lease_s
         for worker_id, each in raw.items():
             self._judge(worker_id, each, now_ms, asked_at, now)
-        for worker_id in set(self._refused) - set(raw):
-            del self._refused[worker_id]
+        for remembered in (self._refused, self._stood_still):
+            for worker_id in set(remembered) - set(raw):
+                del remembered[worker_id]
+
+    async def _check_writable(self) -> None:
+        """Raise RedisError where Redis answers and takes no writes: then it is not the workers that are
+        silent.
+
+        By a write that changes nothing: there are no deadlines below 0.
+        """
+        await self.redis.zremrangebyscore(self.keys.workers, "-inf", "(0")
 
     async def _read(self) -> tuple[float, dict[str, RawWorker]]:
         answer: Any = await self.redis.eval(_LEASES, 1, self.keys.workers, str(MAX_WORKERS - 1))
@@ -239,8 +261,8 @@ class WorkerRegistry:
 
     def _judge(self, worker_id: str, raw: RawWorker, now_ms: float, asked_at: float, now: float) -> None:
         record = self._parse(worker_id, raw)
-        left_ms = max(raw.expires_in_ms, raw.deadline_ms - now_ms)
-        if record is None or left_ms <= 0 or self._stands_still(worker_id, left_ms + now_ms, now):
+        left_ms = raw.left_ms(now_ms)
+        if record is None or self._is_over(worker_id, raw, now_ms, asked_at):
             self._miss(worker_id, now)
         elif record.state is WorkerState.STOPPED:
             self._leave(worker_id, "stopped")
@@ -250,12 +272,21 @@ class WorkerRegistry:
             self._refused.pop(worker_id, None)
             self._renew(record, raw.deadline_ms, left_ms, now_ms, asked_at)
 
-    def _stands_still(self, worker_id: str, expiry_ms: float, now: float) -> bool:
+    def _is_over(self, worker_id: str, raw: RawWorker, now_ms: float, asked_at: float) -> bool:
+        left_ms = raw.left_ms(now_ms)
+        return not raw.fields or left_ms <= 0 or self._stands_still(worker_id, left_ms + now_ms, asked_at)
+
+    def _stands_still(self, worker_id: str, expiry_ms: float, asked_at: float) -> bool:
         """Whether a lease was not renewed for as long as it lasts: only a clock set back keeps such a one."""
+        if abs(expiry_ms - self._stood_still.get(worker_id, -math.inf)) <= _RENEWED_MS:
+            return True
         member = self._members.get(worker_id)
         if member is None or abs(expiry_ms - member.expiry_ms) > _RENEWED_MS:
             return False
-        return now - member.renewed_at > self.lease_s
+        if asked_at - member.renewed_at <= self.lease_s:
+            return False
+        self._stood_still[worker_id] = member.expiry_ms
+        return True
 
     def _parse(self, worker_id: str, raw: RawWorker) -> WorkerRecord | None:
         if not raw.fields:

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from typing import cast
 
-from kvhive.proto.block_hash import BlockKey, block_keys, hash_packed, pack_tokens, root_hash
+from kvhive.proto.block_chain import chain_keys
+from kvhive.proto.block_hash import BlockKey, pack_tokens, root_hash
 from kvhive.proto.index_schema import KEYS_PER_BATCH, LoadReport, WorkerRecord, WorkerState
 from kvhive.proto.kv_events import EventBatch, pack_keys
 from kvhive.router.kv_index_mirror import KvIndexMirror
@@ -91,7 +92,7 @@ class OurRouter:
         for number, keys in enumerate(self._prompts):
             prompt = _prepared([0] * (BLOCK_SIZE * len(keys)), tuple(keys), b"")
             times.append(_timed(lambda p=prompt, n=number: self._placer.place(f"r{n}", p, 16)))  # type: ignore[misc]
-            self._state.loads.finish(f"r{number}")
+            self._state.loads.finish(f"r{number}", time.monotonic())
         for worker in range(self.work.workers):
             self._state.predicted.drop(_name(worker))
         return times
@@ -127,7 +128,7 @@ def _batch_of(keys: list[BlockKey]) -> EventBatch:
 
 def _hashed(ids: list[int]) -> PreparedPrompt:
     packed = pack_tokens(ids)
-    return _prepared(ids, block_keys(hash_packed(ROOT, packed, BLOCK_SIZE)), packed)
+    return _prepared(ids, chain_keys(ROOT, packed, BLOCK_SIZE), packed)
 
 
 def _prepared(ids: list[int], keys: tuple[BlockKey, ...], packed: bytes) -> PreparedPrompt:

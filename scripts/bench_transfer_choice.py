@@ -195,7 +195,7 @@ def _candidate(worker_id: str, load: LoadReport, held: int) -> Candidate:
         queue_tokens=0,
         decoding=0,
         speed=_speed(load),
-        victim_age_s=None,
+        victim_reuse=0.0,
         free_tokens=load.blocks_free * BLOCK,
         capacity_tokens=load.blocks_total * BLOCK,
         recent_cold_tokens=0.0,

@@ -33,6 +33,7 @@ from kvhive.scripts.teardown import interrupts_ignored, tear_down
 from kvhive.worker.model_config import ModelConfig, read_model_config, resolve_dtype
 from kvhive.worker.model_identity import model_identity
 from kvhive.worker.model_path import resolve_model
+from kvhive.worker.shard import check_can_shard
 
 _LONGEST_TEMP_DIR = 24
 """Ray's socket paths below the runtime directory take up to 80 of the 107 bytes that a path may have."""
@@ -75,6 +76,7 @@ def bring_up(config: ClusterConfig, folder: StateFolder, report: Progress, ray_a
     """
     model = resolve_model(config.model.path).resolve()
     model_config = read_model_config(model)  # a model that cannot be served is refused before anything starts
+    check_can_shard(model_config, config.workers.tensor_parallel, model)
     if config.redis.url:
         report("redis", "checking redis.url")
         check_redis(config.redis.url, config.redis.timeout_s)
@@ -125,9 +127,10 @@ def _start_ray(start: Start, address: str) -> None:
         return
     start.report("ray", "starting a local head")
     workers = start.config.workers
+    ranks = workers.count * workers.tensor_parallel
     start_head(
         start.runtime_dir,
-        num_cpus=max(os.cpu_count() or 1, math.ceil(workers.count * workers.num_cpus)),
+        num_cpus=max(os.cpu_count() or 1, math.ceil(ranks * workers.num_cpus)),
         use_gpus=workers.device != "cpu",
         started=lambda session: start.note(ray=session),
     )

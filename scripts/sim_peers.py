@@ -1,17 +1,17 @@
 """What other routers would have chosen: their costs restated over the same candidates, to compare with.
 
-Restated from notes on their documents, not checked against their code; llm_d's weights are the usual ones of
-its guides, and dynamo's decode blocks are those of prompts alone. They get better facts here
-than at home: the same precise index and predictions as our own policy where they have an approximate tree,
-and queue and cache use without the delay of a scrape. None of this is for production.
+Restated in our own words after their public code (docs/simulate.md says which, and what differs). They get
+better facts here than at home: the same precise index and predictions as our own policy where they have
+an approximate tree, and queue and cache use without the delay of a scrape. None of this is for production.
 
     longest_prefix   longest match; ties to the least loaded
     predicted_ttft   queue + computing, in seconds
     queue_3_uncached queue + 3 x computing, in seconds
     dynamo           prefill blocks - overlap + decode blocks                      (NVIDIA Dynamo, KV router)
     sglang           the longest match if it is over half of the prompt, unless load is uneven
-                                                                        (SGLang / SMG, cache_aware policy)
-    llm_d            3 x matched share + 2 x short queue + 2 x unused cache    (llm-d, its guides' weights)
+                                                                        (SGLang's router, cache_aware policy)
+    llm_d            3 x matched share + 2 x short queue + 2 x unused cache + 2 x longest without new prompts
+                                                                   (llm-d, its precise prefix cache guide)
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ SGLANG_UNEVEN_TIMES = 1.1
 LLMD_PREFIX_WEIGHT = 3.0
 LLMD_QUEUE_WEIGHT = 2.0
 LLMD_CACHE_WEIGHT = 2.0
+LLMD_NO_HIT_WEIGHT = 2.0
 
 
 @dataclass(slots=True)
@@ -45,9 +46,16 @@ class PeerFacts:
     """The blocks of the prompt that is being placed."""
     active: dict[str, Counter[BlockKey]] = field(default_factory=dict)
     """Prompt blocks of the requests at each worker, and how many of them share each."""
+    cold: bool = False
+    """Whether nobody holds any of the prompt that is being placed."""
+    cold_order: dict[str, None] = field(default_factory=dict)
+    """The workers that got such prompts, who got one longest ago first."""
 
     def enter(self, worker_id: str, keys: Sequence[BlockKey]) -> None:
         """A request is placed."""
+        if self.cold:
+            self.cold_order.pop(worker_id, None)
+            self.cold_order[worker_id] = None
         self.active.setdefault(worker_id, Counter()).update(keys)
 
     def leave(self, worker_id: str, keys: Sequence[BlockKey]) -> None:
@@ -77,6 +85,7 @@ class PeerPolicy:
             return None
         scores = self.score(request, candidates, self.facts)
         ranked = zip(scores, candidates, strict=True)
+        self.facts.cold = not any(candidate.expected_blocks for candidate in candidates)
         _, best = min(ranked, key=lambda pair: (pair[0], pair[1].requests, pair[1].queue_tokens))
         return Decision(best.worker_id, RouteReason.PREFIX if best.expected_blocks else RouteReason.LOAD)
 
@@ -143,15 +152,31 @@ def _llm_d(request: RouteRequest, candidates: Sequence[Candidate], facts: PeerFa
     blocks = max(1, request.prompt_tokens // request.block_size)
     queues = [facts.waiting.get(c.worker_id, 0) for c in candidates]
     shortest, longest = min(queues), max(queues)
+    turns = _turns(candidates, facts)
     scores = []
-    for c, queue in zip(candidates, queues, strict=True):
+    for c, queue, turn in zip(candidates, queues, turns, strict=True):
         short = (longest - queue) / (longest - shortest) if longest > shortest else 1.0
         unused = 1.0 - facts.used_share.get(c.worker_id, 0.0)
         matched = c.expected_blocks / blocks
         scores.append(
-            -(LLMD_PREFIX_WEIGHT * matched + LLMD_QUEUE_WEIGHT * short + LLMD_CACHE_WEIGHT * unused)
+            -(
+                LLMD_PREFIX_WEIGHT * matched
+                + LLMD_QUEUE_WEIGHT * short
+                + LLMD_CACHE_WEIGHT * unused
+                + LLMD_NO_HIT_WEIGHT * turn
+            )
         )
     return scores
+
+
+def _turns(candidates: Sequence[Candidate], facts: PeerFacts) -> Sequence[float]:
+    """Of a cold prompt: 1 for who got none yet, or none for longest, down to 0. Else all are equal."""
+    if len(candidates) == 1 or any(c.expected_blocks for c in candidates):
+        return [0.5] * len(candidates)
+    order = [c.worker_id for c in candidates if c.worker_id not in facts.cold_order] + list(facts.cold_order)
+    present = {c.worker_id for c in candidates}
+    rank = {worker_id: n for n, worker_id in enumerate(w for w in order if w in present)}
+    return [1.0 - rank[c.worker_id] / (len(candidates) - 1) for c in candidates]
 
 
 _SCORES: dict[str, Score] = {

@@ -158,7 +158,7 @@ class SimulatedRouter:
 
     def finish(self, request_id: str) -> None:
         """A request has ended."""
-        self._loads.finish(request_id)
+        self._loads.finish(request_id, self._clock())
 
     def _hear(self, now: float) -> None:
         published = self._published

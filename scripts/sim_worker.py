@@ -17,6 +17,7 @@ from kvhive.proto.block_hash import BlockHash, BlockKey
 from kvhive.proto.index_schema import LoadReport
 from kvhive.proto.kv_events import EventBatch, RemovalCause
 from kvhive.scripts.sim_costs import CostModel
+from kvhive.worker.answer_lengths import PoolForecast
 from kvhive.worker.block_pool import BlockPool
 from kvhive.worker.kv_cache_manager import KvCacheManager
 from kvhive.worker.model_runner import ChunkResult
@@ -68,7 +69,8 @@ class _Snapshot:
     live: int
     cached: int
     free: int
-    victim_used_at: float | None
+    victim_reuse: float
+    forecast: PoolForecast
     prefix_queries: int
     prefix_hits: int
 
@@ -134,7 +136,6 @@ class SimulatedWorker:
     def report(self, at: float) -> LoadReport:
         """What the worker said of itself at a moment; the moments of calls must not go back."""
         then, cost = self._last(at), self.cost
-        age = -1.0 if then.victim_used_at is None else max(0.0, at - then.victim_used_at)
         return LoadReport(
             queued_prefill_tokens=then.queued,
             running=then.running,
@@ -143,7 +144,10 @@ class SimulatedWorker:
             blocks_live=then.live,
             blocks_cached=then.cached,
             blocks_free=then.free,
-            victim_age_s=age,
+            answer_tokens=then.forecast.answer_tokens,
+            growth_tokens=then.forecast.growth_tokens,
+            release_tokens=then.forecast.release_tokens,
+            victim_reuse=then.victim_reuse,
             step_base_s=cost.step_base_s,
             step_per_token_s=cost.per_token_s,
             step_per_attention_s=cost.per_attention_s,
@@ -223,7 +227,8 @@ class SimulatedWorker:
                 usage.live,
                 usage.cached,
                 usage.free,
-                self.pool.victim_used_at,
+                self.pool.reuse.share,
+                scheduler.answers.forecast(scheduler.running, self._clock()),
                 scheduler.prefix_queries,
                 scheduler.prefix_hits,
             )

@@ -12,7 +12,7 @@ import ray.exceptions
 
 from kvhive.proto.config import ClusterConfig
 from kvhive.proto.errors import ClusterError
-from kvhive.worker.actor import ActorStatus, Placement, create_worker, find_worker
+from kvhive.worker.actor import ActorStatus, Placement, create_worker, find_worker, give_place_back
 from kvhive.worker.options import WorkerOptions
 
 _POLL_S = 0.3
@@ -30,15 +30,31 @@ def choose_device(config: ClusterConfig, may_grow: bool) -> str:
     A cluster that `may_grow` is waited for when `cuda` was asked for: Ray's autoscaler may bring GPUs.
     """
     workers = config.workers
+    ranks = workers.count * workers.tensor_parallel
     gpus = int(ray.cluster_resources().get("GPU", 0))
     device = workers.device if workers.device != "auto" else ("cuda" if gpus else "cpu")
     awaited = may_grow and workers.device == "cuda"
-    if device == "cuda" and gpus < workers.count and not awaited:
+    if device != "cuda" or awaited:
+        return device
+    if gpus < ranks and workers.tensor_parallel == 1:
         raise ClusterError(
             f"workers.count is {workers.count} but Ray has {gpus} GPU(s), and each worker owns one: "
             f"set workers.count: {gpus}, or workers.device: cpu"
         )
+    by_machine = gpus_by_machine()
+    room = sum(count // workers.tensor_parallel for count in by_machine)
+    if room < workers.count:
+        raise ClusterError(
+            f"workers.tensor_parallel is {workers.tensor_parallel}, so each of workers.count {workers.count} "
+            f"needs as many GPUs on one machine; Ray's machines have {by_machine}, room for {room}"
+        )
     return device
+
+
+def gpus_by_machine() -> list[int]:
+    """Return the GPUs of each of Ray's machines that has any."""
+    counts = [int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]]
+    return sorted(filter(None, counts), reverse=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +76,8 @@ class Fleet:
     def options(self, worker_id: str) -> WorkerOptions:
         """Compose what one worker is told."""
         config, workers = self.config, self.config.workers
-        share = self.cores // len(self.workers) if self.cores else int(workers.num_cpus)
+        ranks = len(self.workers) * workers.tensor_parallel
+        share = self.cores // ranks if self.cores else int(workers.num_cpus)
         return WorkerOptions(
             worker_id=worker_id,
             cluster=config.cluster,
@@ -69,6 +86,7 @@ class Fleet:
             dtype=self.dtype,
             kv_dtype=workers.kv_dtype,
             device=self.device,
+            tensor_parallel=workers.tensor_parallel,
             block_size=workers.block_size,
             pool_tokens=workers.pool_tokens,
             gpu_memory_utilization=workers.gpu_memory_utilization,
@@ -147,6 +165,8 @@ def stop_workers(cluster: str, workers: Sequence[str], grace_s: float) -> int:
         ray.wait(stopping, num_returns=len(stopping), timeout=grace_s + _ASK_S)
     for handle in handles:
         ray.kill(handle, no_restart=True)
+    for worker in workers:
+        give_place_back(cluster, worker)
     return len(handles)
 
 
@@ -165,5 +185,9 @@ def _ask(cluster: str, worker: str) -> ActorStatus | None:
 
 
 def _free_resources() -> str:
-    free = ray.available_resources()
-    return ", ".join(f"{free.get(name, 0):g} {name}" for name in ("CPU", "GPU"))
+    """Say what is free in all, and what the largest machine has: the ranks of a worker share one."""
+    free, kinds = ray.available_resources(), ("CPU", "GPU")
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    largest = {kind: max((node.get(kind, 0) for node in nodes), default=0) for kind in kinds}
+    in_all, on_one = (", ".join(f"{of.get(kind, 0):g} {kind}" for kind in kinds) for of in (free, largest))
+    return f"{in_all}; most on one machine, free or not: {on_one}"

@@ -12,16 +12,18 @@ import pytest
 from kvhive.proto.config import ClusterConfig
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("proto", "kernels", "worker", "router", "scripts")
+ROOMS = ("toolchain", "proto", "kernels", "worker", "router", "scripts")
 
 MAY_IMPORT = {
-    "proto": {"proto"},
-    "kernels": {"kernels"},
+    "toolchain": {"toolchain"},
+    "proto": {"proto", "toolchain"},
+    "kernels": {"kernels", "toolchain"},
     "worker": {"worker", "proto", "kernels"},
     "router": {"router", "proto"},
     "scripts": set(ROOMS),
 }
 FORBIDDEN_THIRD_PARTY = {
+    "toolchain": {"torch", "ray", "redis", "grpc", "starlette", "transformers", "numpy"},
     "proto": {"torch", "ray", "redis", "starlette", "transformers", "numpy"},
     "kernels": {"ray", "redis", "grpc", "transformers"},
     "worker": {"starlette", "tokenizers", "click"},
@@ -46,6 +48,7 @@ TORCH_FREE = {
     "worker.model_runner",
     "worker.scheduler",
     "worker.sequence",
+    "worker.shard",
     "worker.simulated_runner",
     "worker.step_time",
     "worker.transfer_identity",

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("proto", "kernels", "worker", "router", "scripts")
-SHIPPED = ("*.py", "*.pyi", "*.proto", "py.typed", "*.cpp", "*.cu")
+ROOMS = ("toolchain", "proto", "kernels", "worker", "router", "scripts")
+SHIPPED = ("*.py", "*.pyi", "*.proto", "py.typed", "*.cpp", "*.h", "*.cu")
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from kvhive.proto.block_hash import BlockHash, block_key
 from kvhive.proto.kv_events import KvEvent, RemovalCause
+from kvhive.worker.late_reuse import LateReuse
 from kvhive.worker.pins import Lease, Leases, PinBudget
 
 
@@ -65,6 +66,8 @@ class BlockPool:
         self.leases = Leases(num_blocks, pin_budget or PinBudget())
         self._by_hash: dict[BlockHash, Block] = {}
         self._events: list[KvEvent] = []
+        self._last_release = 0.0
+        self.reuse = LateReuse(num_blocks)
 
     @property
     def available(self) -> int:
@@ -76,11 +79,6 @@ class BlockPool:
         total, free, pinned = len(self.blocks), len(self._free), len(self._pinned)
         cached = len(self._cached) + pinned
         return PoolUsage(total, live=total - free - cached, cached=cached, free=free, pinned=pinned)
-
-    @property
-    def victim_used_at(self) -> float | None:
-        """When the next eviction victim was last used, on the clock of `release`; None without one."""
-        return next(iter(self._cached.values())).released_at if self._cached else None
 
     def lookup(self, block_hash: BlockHash) -> Block | None:
         """Return the block registered under a hash, live or cached."""
@@ -99,6 +97,7 @@ class BlockPool:
             block = self._free.popleft()
         else:
             _, block = self._cached.popitem(last=False)
+            self.reuse.evicted()
             self._unregister(block, RemovalCause.EVICTED)
         block.ref_count = 1
         return block
@@ -107,11 +106,18 @@ class BlockPool:
         """Add a user to a registered block."""
         if block.ref_count == 0:
             if block.lease is None:
+                self._note_reuse(block)
                 del self._cached[block.block_id]
             else:
                 del self._pinned[block.block_id]
                 block.lease.idle = False
         block.ref_count += 1
+
+    def _note_reuse(self, block: Block) -> None:
+        """A cached block is hit: was it on its way out?"""
+        oldest = next(iter(self._cached.values())).released_at
+        if 2 * block.released_at <= oldest + self._last_release:
+            self.reuse.hit()
 
     def release(self, block: Block, now: float) -> None:
         """Remove a user. Release the blocks of a chain last block first: eviction relies on that order."""
@@ -124,7 +130,7 @@ class BlockPool:
         if block.block_hash is None:
             self._free.append(block)
             return
-        block.released_at = now
+        block.released_at = self._last_release = now
         if leased:
             self._pinned[block.block_id] = block
         else:

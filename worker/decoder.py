@@ -11,10 +11,12 @@ from kvhive.kernels.activation import gelu_tanh_and_mul, silu_and_mul
 from kvhive.kernels.paged_attention import paged_attention
 from kvhive.kernels.rms_norm import add_rms_norm, rms_norm
 from kvhive.kernels.rotary_and_cache import rotary_and_cache
+from kvhive.kernels.vocab_parallel import vocab_parallel_embedding
 from kvhive.worker.decoder_config import DecoderConfig
 from kvhive.worker.decoder_fusion import fused_layers
 from kvhive.worker.decoder_weights import DecoderLayer, load_decoder
 from kvhive.worker.forward_batch import ForwardBatch
+from kvhive.worker.rank_group import RankGroup
 from kvhive.worker.rope import inverse_frequencies, magnitude
 
 _Angles = list[tuple[torch.Tensor, torch.Tensor]]
@@ -22,7 +24,11 @@ _Angles = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class DecoderModel:
-    """Layers of RMSNorm, rotary grouped-query attention and gated feed-forward, as the config says."""
+    """Layers of RMSNorm, rotary grouped-query attention and gated feed-forward, as the config says.
+
+    Of several ranks each has a part of every matrix (shard.py) and the whole residual between them. What they
+    exchange: two sums a layer, the embedding, and at the end each rank's part of the logits.
+    """
 
     def __init__(
         self,
@@ -31,13 +37,18 @@ class DecoderModel:
         dtype: torch.dtype,
         device: torch.device | str,
         invariant: bool = False,
+        ranks: RankGroup | None = None,
     ) -> None:
         """Take the weights, under their Hugging Face names. Raises ModelError if they do not fit.
 
         invariant: its linear layers' rows do not depend on the batch
+        ranks: those that share the model; each must make the same calls
         """
-        self.config = config
-        self._weights = load_decoder(config, weights, dtype, device, invariant)
+        self.config = config if ranks is None else ranks.shard.local(config)
+        self._ranks = ranks
+        self._first_token = 0 if ranks is None else ranks.shard.vocabulary(config).first
+        shard = None if ranks is None else ranks.shard
+        self._weights = load_decoder(config, weights, dtype, device, invariant, shard)
         ropes = list(dict.fromkeys(config.layer_rope(index) for index in range(config.layers)))
         self._rope_of = [ropes.index(config.layer_rope(index)) for index in range(config.layers)]
         self._windows = [config.layer_window(index) for index in range(config.layers)]
@@ -45,14 +56,14 @@ class DecoderModel:
         self._magnitudes = [magnitude(rope) for rope in ropes]
         # Rounded to the model's dtype, as in training; on the device, so that a CUDA graph can record it.
         self._embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=dtype, device=device)
-        self._fused = fused_layers(config, self._weights, self._rope_of)
+        self._fused = fused_layers(config, self._weights, self._rope_of) if ranks is None else None
         self._activation = gelu_tanh_and_mul if config.activation == "gelu_tanh" else silu_and_mul
 
     def forward(self, batch: ForwardBatch, pool: torch.Tensor) -> torch.Tensor:
         """Write the KV of all tokens into the pool and return the logits of the asked rows.
 
         pool: [blocks, layers, 2, kv_heads, block_size, head_dim]
-        Returns [S, vocab_size] in the model's dtype.
+        Returns [S, vocab_size] in the model's dtype; on ranks but the first, nothing of use.
         """
         eps = self.config.rms_norm_eps
         angles = self._angles(batch.positions)
@@ -63,6 +74,8 @@ class DecoderModel:
         else:
             hidden = self._layer_by_layer(hidden, residual, angles, batch, pool)
         logits = self._weights.head(hidden[batch.logit_rows])
+        if self._ranks is not None:
+            logits = self._ranks.gather(logits)[:, : self.config.vocab_size]
         cap = self.config.final_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
@@ -81,7 +94,7 @@ class DecoderModel:
             if layer.post_attention_norm is not None:
                 hidden = rms_norm(hidden, layer.post_attention_norm, eps)
             hidden, residual = add_rms_norm(hidden, residual, layer.mlp_norm, eps)
-            hidden = layer.down(self._activation(layer.gate_up(hidden)))
+            hidden = self._sum(layer.down(self._activation(layer.gate_up(hidden))))
             if layer.post_mlp_norm is not None:
                 hidden = rms_norm(hidden, layer.post_mlp_norm, eps)
             hidden, residual = add_rms_norm(hidden, residual, self._next_norm(index), eps)
@@ -96,7 +109,11 @@ class DecoderModel:
         ]
 
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        embedded = F.embedding(token_ids, self._weights.embedding)
+        table = self._weights.embedding
+        if self._ranks is None:
+            embedded = F.embedding(token_ids, table)
+        else:
+            embedded = self._ranks.sum(vocab_parallel_embedding(token_ids, table, self._first_token))
         if not self.config.scaled_embedding:
             return embedded
         return embedded * self._embedding_scale
@@ -130,4 +147,7 @@ class DecoderModel:
             self._windows[index],
             config.attention_softcap,
         )
-        return layer.output(attended.reshape(hidden.shape[0], -1))
+        return self._sum(layer.output(attended.reshape(hidden.shape[0], -1)))
+
+    def _sum(self, partial: torch.Tensor) -> torch.Tensor:
+        return partial if self._ranks is None else self._ranks.sum(partial)

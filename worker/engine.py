@@ -10,7 +10,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kvhive.proto.errors import ComputeError, KvhiveError, Unavailable
 from kvhive.proto.index_schema import LoadReport
@@ -73,7 +73,6 @@ class Engine:
         self._refused: list[Output] = []
         self._untold: tuple[list[Scheduled], list[ChunkResult]] | None = None
         self._load = LoadReport()
-        self._victim_used_at: float | None = None
         self._leaks = 0
         self._waits_for_moves = False
         self.desk = BlockDesk(scheduler, self._post)
@@ -105,9 +104,8 @@ class Engine:
 
     @property
     def load(self) -> LoadReport:
-        """Load and pool accounting as of the end of the last step; the victim's age as of now."""
-        load, used_at = self._load, self._victim_used_at
-        return load if used_at is None else replace(load, victim_age_s=max(0.0, self._clock() - used_at))
+        """Load and pool accounting as of the end of the last step."""
+        return self._load
 
     def stop(self) -> None:
         """Make `run` return after the current step; requests still inside get Unavailable."""
@@ -255,12 +253,12 @@ class Engine:
 
     def _report(self) -> None:
         usage = self._manager.pool.usage()
-        self._victim_used_at = self._manager.pool.victim_used_at
         if usage.live and self._scheduler.idle and self.desk.moves.idle:
             self._leaks += 1
             log.error("accounting: %d blocks are live while nothing runs (%d times)", usage.live, self._leaks)
         base, per_token, per_attention = self.step_time.coefficients
         scheduler, outcomes = self._scheduler, self.desk.outcomes
+        forecast = scheduler.answers.forecast(scheduler.running, self._clock())
         latency_s, bytes_per_s = self.desk.rate.measured()
         self._load = LoadReport(
             queued_prefill_tokens=scheduler.queued_prefill_tokens,
@@ -270,6 +268,10 @@ class Engine:
             blocks_live=usage.live,
             blocks_cached=usage.cached,
             blocks_free=usage.free,
+            victim_reuse=self._manager.pool.reuse.share,
+            answer_tokens=forecast.answer_tokens,
+            growth_tokens=forecast.growth_tokens,
+            release_tokens=forecast.release_tokens,
             step_base_s=base,
             step_per_token_s=per_token,
             step_per_attention_s=per_attention,

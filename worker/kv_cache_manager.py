@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvhive.proto.block_hash import BlockHash, extend_chain
+from kvhive.proto.block_chain import extend_chain
+from kvhive.proto.block_hash import BlockHash
 from kvhive.worker.block_pool import Block, BlockPool
 from kvhive.worker.sequence import Sequence
 

@@ -35,6 +35,10 @@ STATE_TIMEOUT_S = 1.0
 """Longest `set_state` waits for Redis to have heard; the state is published later all the same."""
 CLOSE_TIMEOUT_S = 2.0
 
+_NOT_OURS = "WRONGTYPE", "equal or smaller"
+"""What Redis says of keys that others wrote to: of another type, or a stream with larger ids. Whatever
+else it says (busy, without a master, read-only), our keys may be well, and are found well or LOST."""
+
 
 @dataclass(slots=True)
 class PublisherCounters:
@@ -292,8 +296,8 @@ class KvEventPublisher:
         self._heartbeat_due = 0.0  # the lease comes first when Redis is back
         if self._failures == 1:
             log.warning("index not writable worker_id=%s epoch=%d error=%r", self._id, self.epoch, error)
-        if isinstance(error, ResponseError) and not isinstance(error, OutOfMemoryError):
-            self._start_over(repr(error))  # a key of another type, or an id that was refused
+        if isinstance(error, ResponseError) and any(words in str(error) for words in _NOT_OURS):
+            self._start_over(repr(error))
         return backoff_s(self._failures)
 
     def _recovered(self) -> None:

@@ -11,6 +11,8 @@ from kvhive.worker.decoder import DecoderModel
 from kvhive.worker.decoder_config import DecoderConfig
 from kvhive.worker.forward_batch import LanguageModel
 from kvhive.worker.model_config import ModelConfig
+from kvhive.worker.rank_group import RankGroup
+from kvhive.worker.shard import check_can_shard
 from kvhive.worker.weights import iterate_weights
 
 
@@ -20,14 +22,18 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device | str,
     invariant: bool = False,
+    ranks: RankGroup | None = None,
 ) -> LanguageModel:
     """Load the weights of the model that `config` was read of.
 
     invariant: give it linear layers whose rows do not depend on the batch
+    ranks: those that share the model; this one loads its part
 
     Raises ModelError that names the files, and the architecture and the reason where it cannot be served;
-    also where transformers computes it and its layers are to be invariant.
+    also where transformers computes it and its layers are to be invariant or shared.
     """
+    if ranks is not None:
+        check_can_shard(config, ranks.shard.ranks, path)
     if not isinstance(config, DecoderConfig):
         if invariant:
             raise ModelError(
@@ -39,7 +45,7 @@ def load_model(
         return checked_transformers_model(path, config, dtype, device)
     try:
         with torch.inference_mode():
-            return DecoderModel(config, iterate_weights(path, config), dtype, device, invariant)
+            return DecoderModel(config, iterate_weights(path, config), dtype, device, invariant, ranks)
     except ModelError as error:
         # The model names the tensor; only here is the file known.
         where = str(path)

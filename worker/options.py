@@ -20,6 +20,7 @@ class WorkerOptions:
     dtype: str = "float32"
     kv_dtype: str = "auto"
     device: str = "cpu"
+    tensor_parallel: int = 1
     block_size: int = 16
     pool_tokens: int = 0
     gpu_memory_utilization: float = 0.9

@@ -7,10 +7,13 @@ from pathlib import Path
 import torch
 
 from kvhive.proto.errors import ModelError
+from kvhive.worker.decoder_config import DecoderConfig
 from kvhive.worker.kv_cache import PoolSpec
 from kvhive.worker.model_config import read_model_config, resolve_dtype
 from kvhive.worker.model_loader import load_model
+from kvhive.worker.options import WorkerOptions, pool_blocks
 from kvhive.worker.pool_size import DeviceMemory
+from kvhive.worker.rank_group import RankGroup
 from kvhive.worker.torch_runner import TorchModelRunner
 from kvhive.worker.transformers_config import TransformersConfig
 
@@ -32,17 +35,45 @@ def load_runner(
 
     Raises ModelError when the model cannot be loaded or the pool has no room.
     """
-    config = read_model_config(model_path)
+    pool = PoolSpec(num_blocks, block_size, kv_dtype)
+    return _load(model_path, dtype, device, pool, max_context, memory)
+
+
+def load_worker_runner(options: WorkerOptions, ranks: RankGroup | None = None) -> TorchModelRunner:
+    """Load what a worker computes with, or one of the ranks of a worker. Raises load_runner's errors."""
+    memory = DeviceMemory(
+        options.gpu_memory_utilization,
+        options.max_step_tokens,
+        options.max_running,
+        options.graphs,
+        options.deterministic,
+    )
+    pool = PoolSpec(pool_blocks(options), options.block_size, options.kv_dtype)
+    path = Path(options.model_path)
+    return _load(path, options.dtype, options.device, pool, options.max_context, memory, ranks)
+
+
+def _load(
+    path: Path,
+    dtype: str,
+    device: str,
+    pool: PoolSpec,
+    max_context: int,
+    memory: DeviceMemory | None,
+    ranks: RankGroup | None = None,
+) -> TorchModelRunner:
+    config = read_model_config(path)
     dtype = resolve_dtype(config, dtype, device)
     place = torch_device(device)
-    if kv_dtype != "auto" and isinstance(config, TransformersConfig):
+    if pool.dtype != "auto" and isinstance(config, TransformersConfig):
         raise ModelError(
-            f"{model_path}: workers.kv_dtype: transformers computes this model, with KV in its own dtype only"
+            f"{path}: workers.kv_dtype: transformers computes this model, with KV in its own dtype only"
         )
     invariant = memory is not None and memory.deterministic and place.type == "cuda"
-    model = load_model(model_path, config, getattr(torch, dtype), place, invariant)
-    pool = PoolSpec(num_blocks, block_size, kv_dtype)
-    return TorchModelRunner(model, config, dtype, place, pool, max_context, memory)
+    model = load_model(path, config, getattr(torch, dtype), place, invariant, ranks)
+    if ranks is not None and isinstance(config, DecoderConfig):
+        config = ranks.shard.local(config)
+    return TorchModelRunner(model, config, dtype, place, pool, max_context, memory, ranks)
 
 
 def set_threads(threads: int) -> None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from kvhive.proto.errors import InvalidRequest, Overloaded
+from kvhive.worker.answer_lengths import AnswerLengths
 from kvhive.worker.fair_share import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST, FairShare
 from kvhive.worker.kv_cache_manager import KvCacheManager
 from kvhive.worker.model_runner import ChunkResult, TokenLogprobs
@@ -65,6 +66,7 @@ class Scheduler:
         self.limits = limits
         self._drafts_for = drafts_for
         self._shares = FairShare()
+        self.answers = AnswerLengths()
         self.waiting = WaitingQueue()
         self.running: dict[Sequence, Scheduled] = {}  # in the order of admission
         self._prefilling: set[Sequence] = set()  # those of them with more than one token to compute
@@ -381,6 +383,8 @@ class Scheduler:
         else:
             self.waiting.remove(seq)
             self._kept_out.discard(seq.request_id)
+        if seq.prompt_ready:
+            self.answers.add(len(seq.tokens) - seq.prompt_tokens)
         self._shares.leave(seq.tenant)
         self.manager.release(seq)
         seq.state = SequenceState.FINISHED

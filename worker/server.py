@@ -18,6 +18,7 @@ import grpc
 import torch
 from redis.asyncio import Redis
 
+from kvhive.proto.block_chain import chain_hash
 from kvhive.proto.block_hash import root_hash
 from kvhive.proto.config import bracketed
 from kvhive.proto.errors import Unavailable
@@ -33,9 +34,9 @@ from kvhive.worker.kv_event_publisher import KvEventPublisher
 from kvhive.worker.kv_transfer import KvTransfer, TransferAddress
 from kvhive.worker.model_identity import model_identity
 from kvhive.worker.model_runner import ModelRunner
-from kvhive.worker.options import WorkerOptions, pool_blocks
-from kvhive.worker.pool_size import DeviceMemory
-from kvhive.worker.runner_loader import load_runner, set_threads
+from kvhive.worker.options import WorkerOptions
+from kvhive.worker.rank_leader import RankLeader, RankProcesses
+from kvhive.worker.runner_loader import load_worker_runner, set_threads
 from kvhive.worker.scheduler import DraftsFor, Scheduler, SchedulerLimits
 from kvhive.worker.service import ClusterTokenGuard, WorkerService
 from kvhive.worker.speculation import make_drafter
@@ -65,9 +66,16 @@ GRPC_OPTIONS = [
 class WorkerServer:
     """Starts, serves and stops one worker. `start` and `stop` block; call them from one thread."""
 
-    def __init__(self, options: WorkerOptions, on_failure: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        options: WorkerOptions,
+        on_failure: Callable[[], None] = lambda: None,
+        ranks: RankProcesses | None = None,
+    ) -> None:
+        """Make a server; `ranks` are the others of a worker that options.tensor_parallel ranks share."""
         self._options = options
         self._on_failure = on_failure
+        self._leader = None if ranks is None else RankLeader(ranks, on_failure)
         self._loop = asyncio.new_event_loop()
         self._loop_thread = threading.Thread(target=self._loop.run_forever, name="service", daemon=True)
         self._engine: Engine | None = None
@@ -101,22 +109,7 @@ class WorkerServer:
         self._loop_thread.start()
         self._progress = "loading model"
         set_threads(options.threads)
-        target = load_runner(
-            model_path=Path(options.model_path),
-            dtype=options.dtype,
-            device=options.device,
-            num_blocks=pool_blocks(options),
-            block_size=options.block_size,
-            max_context=options.max_context,
-            memory=DeviceMemory(
-                options.gpu_memory_utilization,
-                options.max_step_tokens,
-                options.max_running,
-                options.graphs,
-                options.deterministic,
-            ),
-            kv_dtype=options.kv_dtype,
-        )
+        target = load_worker_runner(options) if self._leader is None else self._leader.load(options)
         identity = model_identity(
             Path(options.model_path), target.dtype_name, options.block_size, options.kv_dtype
         )
@@ -139,7 +132,11 @@ class WorkerServer:
             return
         self._stopped = True
         if self._loop_thread.is_alive():
-            asyncio.run_coroutine_threadsafe(self._close(grace_s), self._loop).result(grace_s + 30)
+            try:
+                asyncio.run_coroutine_threadsafe(self._close(grace_s), self._loop).result(grace_s + 30)
+            finally:
+                if self._leader is not None:
+                    self._leader.close()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._loop_thread.join(5)
         if not self._loop.is_running():
@@ -167,6 +164,7 @@ class WorkerServer:
         options = self._options
         assert self._service is not None
         root = root_hash(identity, options.cluster_salt.encode())
+        chain_hash()  # perhaps it must be built: now, and not while the first request waits
         pool = BlockPool(num_blocks)
         manager = KvCacheManager(pool, options.block_size, root, time.monotonic)
         limits = SchedulerLimits(options.max_step_tokens, options.max_running, options.max_waiting)
@@ -187,7 +185,7 @@ class WorkerServer:
         port = self._grpc.add_insecure_port(f"{host}:0")
         await self._grpc.start()
         self.address = f"{host}:{port}"
-        if options.transfer.enabled:
+        if options.transfer.enabled and options.tensor_parallel == 1:  # else each rank has a part of a block
             self._transfer = self._make_transfer(engine, identity)
         self._service.attach(engine, lambda: self.epoch, self._transfer)
         self._redis = open_index(options.redis_url, options.redis_timeout_s)
@@ -222,6 +220,7 @@ class WorkerServer:
             kv_dtype=str(pool.dtype),
             layout=str(tuple(pool.shape[1:])),
             block_size=options.block_size,
+            tp=options.tensor_parallel,
         )
         transfer = KvTransfer(
             TransferAddress(options.worker_id, self.address, lambda: self.epoch),

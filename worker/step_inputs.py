@@ -95,6 +95,24 @@ class StepInputs:
         rows[len(logit_rows) :] = 0
         return self._on_device(shape, lengths.tolist(), contexts.tolist())
 
+    def laid_out(self, shape: StepShape) -> torch.Tensor:
+        """Return the bytes of the batch of this shape that was just laid out, on the host."""
+        return self._host[: shape.nbytes]
+
+    def room(self, shape: StepShape) -> torch.Tensor:
+        """Return the host's bytes for a batch of this shape, for somebody to copy one into."""
+        self._parts(shape)
+        return self._host[: shape.nbytes]
+
+    def laid_out_elsewhere(self, shape: StepShape) -> ForwardBatch:
+        """Return the batch that was copied into `room`; it was checked where it was laid out."""
+        _, narrow = self._parts(shape)
+        starts, contexts = (
+            narrow[: shape.sequences + 1],
+            narrow[shape.sequences + 1 : 2 * shape.sequences + 1],
+        )
+        return self._on_device(shape, np.diff(starts).tolist(), contexts.tolist())
+
     def _parts(self, shape: StepShape) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
         """Return the host buffer's int64 and int32 words, with room for the shape."""
         if self._host.numel() < shape.nbytes:

@@ -16,6 +16,8 @@ from kvhive.worker.forward_batch import LanguageModel
 from kvhive.worker.kv_cache import PoolSpec, allocate_pool
 from kvhive.worker.model_runner import Chunk, ChunkResult, ModelShape
 from kvhive.worker.pool_size import DeviceMemory, measured_blocks
+from kvhive.worker.rank_group import RankGroup
+from kvhive.worker.rank_steps import tell_step, told_steps
 from kvhive.worker.sampler import counts_history, logit_offsets, read_results
 from kvhive.worker.step_inputs import StepInputs
 from kvhive.worker.transformers_config import TransformersConfig
@@ -33,6 +35,7 @@ class TorchModelRunner:
         pool: PoolSpec,
         max_context: int = 0,
         memory: DeviceMemory | None = None,
+        ranks: RankGroup | None = None,
     ) -> None:
         """Allocate the pool for a model that is on the device.
 
@@ -40,10 +43,12 @@ class TorchModelRunner:
         pool: without a number of blocks, it has those that `memory` says that the CUDA device has room for
         max_context: most tokens of a sequence; 0 or more than the model's limit means the model's limit
         memory: how a CUDA device is used; without it there are no CUDA graphs
+        ranks: those that share the model, whose part of it `config` is. All make such a runner at once and
+            have equally many blocks; rank 0 launches steps, the others `follow`
 
         Raises ModelError when the pool has no room, or a format that the device does not know.
         """
-        self._model, self._dtype, self._device = model, dtype, device
+        self._model, self._dtype, self._device, self._ranks = model, dtype, device, ranks
         pool_dtype = pool.torch_dtype(getattr(torch, dtype), device)
         self._eos_token_ids = config.eos_token_ids
         self._windows = config.windows
@@ -52,7 +57,11 @@ class TorchModelRunner:
             config.vocab_size, limit, config.layers, config.kv_heads, config.head_dim, pool_dtype.itemsize
         )
         cuda = memory if self._device.type == "cuda" else None
+        if ranks is not None:
+            ranks.arrive()  # having loaded, which takes some longer: NCCL would not wait
         self._num_blocks = pool.blocks or self._room(cuda, pool_dtype, pool.block_size)
+        if ranks is not None:
+            self._num_blocks = ranks.smallest(self._num_blocks)
         # A graph pads its batch; what the padding writes goes to one block that nobody is given.
         blocks = self._num_blocks + (cuda is not None)
         self._pool = allocate_pool(self._shape, blocks, pool.block_size, pool_dtype, self._device)
@@ -66,10 +75,11 @@ class TorchModelRunner:
 
     @property
     def device(self) -> str:
-        """`cpu`, or the CUDA device with its name."""
+        """`cpu`, or the CUDA device with its name; and how many ranks have one like it."""
+        name = str(self._device)
         if self._device.type == "cuda":
-            return f"{self._device} {torch.cuda.get_device_name(self._device)}"
-        return str(self._device)
+            name += f" {torch.cuda.get_device_name(self._device)}"
+        return name if self._ranks is None else f"{name}, {self._ranks.shard.ranks} ranks"
 
     @property
     def dtype_name(self) -> str:
@@ -83,7 +93,10 @@ class TorchModelRunner:
 
     @property
     def pool(self) -> torch.Tensor:
-        """[blocks, layers, 2, kv_heads, block_size, head_dim], for moving blocks between workers."""
+        """[blocks, layers, 2, kv_heads, block_size, head_dim], for moving blocks between workers.
+
+        Of several ranks each has only its own KV heads' part of every block.
+        """
         return self._pool[: self._num_blocks]
 
     @property
@@ -113,6 +126,16 @@ class TorchModelRunner:
         """Compute one step, with launch's errors."""
         return self.launch(chunks)()
 
+    def follow(self) -> None:
+        """On ranks but the first: compute what rank 0 tells until it ends.
+
+        Raises Unavailable when rank 0 is lost.
+        """
+        assert self._ranks is not None
+        with torch.inference_mode():
+            for batch in told_steps(self._ranks, self._inputs):
+                self._model.forward(batch, self._pool)
+
     def _results(self, logits: torch.Tensor, chunks: ReadOnly[Chunk]) -> list[ChunkResult]:
         if self.overlaps and not logits.shape[0]:
             # Nothing is read of such a step, so nothing else would wait for its end.
@@ -125,7 +148,12 @@ class TorchModelRunner:
             logits = self._graphs.logits(chunks)
             if logits is not None:
                 return logits
-        return self._model.forward(self._inputs.lay_out(chunks, _logit_rows(chunks)), self._pool)
+        batch = self._inputs.lay_out(chunks, _logit_rows(chunks))
+        if self._ranks is None:
+            return self._model.forward(batch, self._pool)
+        with self._ranks.turn:
+            tell_step(self._ranks, self._inputs, batch)
+            return self._model.forward(batch, self._pool)
 
     def _room(self, memory: DeviceMemory | None, dtype: torch.dtype, block_size: int) -> int:
         if memory is None:
@@ -140,6 +168,8 @@ class TorchModelRunner:
     def _capture(self, memory: DeviceMemory | None) -> DecodeGraphs | None:
         if memory is None or not memory.graphs or not isinstance(self._model, DecoderModel):
             return None  # what transformers' layers do, a graph may not be able to record
+        if self._ranks is not None:
+            return None  # the other ranks would have to be told which graph
         if not operators_for(self._pool).records_attention(self._pool[:, 0]):
             return None  # it would record the lengths of the batch that it was captured with
         sizes = graph_sizes(memory.max_running)

@@ -9,19 +9,20 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
 from kvhive.kernels.attention_metadata import AttentionMetadata
 from kvhive.kernels.decoder_layers import LayerParts, LayersShape
 from kvhive.kernels.native.attention_plan import attention_plan
-from kvhive.kernels.native.build_cache import cached_library
-from kvhive.kernels.native.compiler import BuildError, Compiler, native_sources
 from kvhive.kernels.native.decoder_layers import NativeLayers, can_fuse
 from kvhive.kernels.native.library import DTYPES, STORED, Stream, load_library
 from kvhive.kernels.native.linear import NativeLinear
 from kvhive.kernels.philox import NoiseStream
 from kvhive.kernels.reference.operators import ReferenceOperators
+from kvhive.toolchain.build_cache import cached_library
+from kvhive.toolchain.compiler import BuildError, Compiler, sources_in
 
 log = logging.getLogger(__name__)
 
@@ -296,9 +297,9 @@ def native_operators(required: bool) -> NativeOperators | None:
     None, and one line in the log, on a machine where they cannot be had; RuntimeError if they are required.
     """
     try:
-        compiler, sources = Compiler.found(), native_sources()
+        compiler, sources = Compiler.found(), sources_in(Path(__file__).parent)
         with cached_library(
-            compiler.fingerprint(sources), lambda path: compiler.build(sources, path)
+            "native", compiler.fingerprint(sources), lambda path: compiler.build(sources, path)
         ) as path:
             return NativeOperators(load_library(path))
     except (BuildError, OSError) as error:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kvhive.router.candidate_table import CandidateTable
-from kvhive.router.rendezvous import home_scores
+from kvhive.router.candidate_table import CandidateTable, greatest, least
+from kvhive.router.rendezvous import Seeds, home_scores
 from kvhive.router.routing_cost import compare
 from kvhive.router.routing_policy import Candidate, Decision, RouteReason, RouteRequest
 
@@ -44,38 +44,43 @@ class KvAwarePolicy:
         table = CandidateTable.of(candidates)
         minor = MINOR_SHARE * request.prompt_tokens / request.block_size
         costs = compare(request, table, minor)
-        best = costs.cost_s.min()
-        tied = np.flatnonzero(costs.cost_s <= best + max(TIE_S, TIE_SHARE * best))
+        best = least(costs.cost_s)
+        (tied,) = (costs.cost_s <= best + max(TIE_S, TIE_SHARE * best)).nonzero()
         held = table.expected_blocks
-        longest, longest_tied = held.max(), held[tied].max()
-        scores = home_scores(request.home_key, table.seeds)
+        longest = greatest(held)
         if len(table) == 1:
             row, reason = 0, RouteReason.ONLY
         elif longest <= minor:
-            row, reason = _cold(request, table, tied, scores)
+            row, reason = _cold(request, table, tied)
         else:
+            longest_tied = greatest(held[tied])
             holders = tied[held[tied] == longest_tied]
-            cheap = costs.cost_s[holders] <= costs.cost_s[holders].min() + TIE_S
-            row = _home(holders[cheap], scores)
+            cheap = costs.cost_s[holders] <= least(costs.cost_s[holders]) + TIE_S
+            row = _home(request, table, holders[cheap])
             reason = RouteReason.PREFIX if longest_tied >= longest - minor else RouteReason.REPLICA
         return Decision(table.worker_ids[row], reason, costs)
 
 
-def _cold(
-    request: RouteRequest, table: CandidateTable, tied: Rows, scores: npt.NDArray[np.uint64]
-) -> tuple[int, RouteReason]:
+def _cold(request: RouteRequest, table: CandidateTable, tied: Rows) -> tuple[int, RouteReason]:
     """Choose where nobody holds anything worth it: home if it is among the tied, and has not had too much."""
+    scores = home_scores(request.home_key, table.seeds)
     home = int(scores.argmax())
     if not request.keyed:
         recent = table.recent_cold_tokens[tied]
-        bound = HOME_SLACK * recent.mean() + request.prompt_tokens
+        bound = HOME_SLACK * float(np.add.reduce(recent)) / len(tied) + request.prompt_tokens
         within = tied[recent <= bound]
-        if home in tied and home not in within:
-            return _home(within, scores), RouteReason.BALANCE
+        if len(within) < len(tied) and home in tied and home not in within:
+            return _highest(within, scores), RouteReason.BALANCE
         tied = within
-    row = _home(tied, scores)
+    row = _highest(tied, scores)
     return row, RouteReason.HOME if row == home else RouteReason.LOAD
 
 
-def _home(rows: Rows, scores: npt.NDArray[np.uint64]) -> int:
+def _home(request: RouteRequest, table: CandidateTable, rows: Rows) -> int:
+    """Return the home among some rows."""
+    one = len(rows) == 1
+    return int(rows[0]) if one else _highest(rows, home_scores(request.home_key, table.seeds))
+
+
+def _highest(rows: Rows, scores: Seeds) -> int:
     return int(rows[scores[rows].argmax()])

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster
     """Two CPU workers on the demo model, shared by the tests of a session."""
     with running_cluster(tmp_path_factory.mktemp("cluster"), *TWO_CPU_WORKERS) as running:
         yield running
+
+
+@pytest.fixture
+def two_ranks() -> Callable[[Path, Path], contextlib.AbstractContextManager[RunningCluster]]:
+    """Brings up, in a state directory, two workers of two ranks each on a model."""
+
+    def up(folder: Path, model: Path) -> contextlib.AbstractContextManager[RunningCluster]:
+        changes = ("workers.tensor_parallel=2", f"model.path={model}")
+        return running_cluster(folder, *TWO_CPU_WORKERS, *(f"--set={change}" for change in changes))
+
+    return up
 
 
 @pytest.fixture

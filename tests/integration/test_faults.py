@@ -79,6 +79,35 @@ async def test_a_hung_worker_s_stream_goes_on_elsewhere_within_seconds(cluster: 
         await client.until(serving(2), 60.0, "two workers")
 
 
+async def test_a_router_that_stands_still_fails_nobody_when_it_goes_on(cluster: Any) -> None:
+    """Longer than a lease and than any ping waits: its streams end as they would have, new requests are
+    served at once and hit, and no worker was taken for dead."""
+    async with Client(cluster.grpc) as client:
+        before = await client.until(serving(2), 60.0, "two workers")
+        salt, begun = secrets.token_hex(4), [asyncio.Event() for _ in range(4)]
+        whole = await client.generate(by_tokens(PROMPT, 80, cache_salt=salt))
+        streams = [
+            asyncio.create_task(client.generate(by_tokens([*PROMPT], 80, cache_salt=s), first_token=event))
+            for s, event in zip((salt, "a" + salt, "b" + salt, "c" + salt), begun, strict=True)
+        ]
+        await asyncio.gather(*(event.wait() for event in begun))
+        router = cluster.status()["router"]["pid"]
+        os.kill(router, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(6.5)
+        finally:
+            os.kill(router, signal.SIGCONT)
+        fresh = await asyncio.gather(
+            *(client.generate(by_tokens([*PROMPT, i], 4, cache_salt=salt)) for i in range(8))
+        )
+        assert [each.cached for each in fresh] == [80] * 8
+        for stream in streams:
+            assert (await stream).token_ids == whole.token_ids
+        after = await client.until(serving(2), 5.0, "two workers still")
+        assert {(w.id, w.epoch) for w in after.workers} == {(w.id, w.epoch) for w in before.workers}
+        await client.until(lambda c: c.index.connected and c.index.staleness_s < 2, 5.0, "fresh")
+
+
 async def test_twenty_seconds_without_redis_fail_no_request(cluster: Any) -> None:
     """Under load, with the server frozen; when it is back, new blocks are routed to again."""
     async with Client(cluster.grpc) as client:

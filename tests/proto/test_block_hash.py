@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvhive.proto.block_chain import extend_chain, hash_chain
 from kvhive.proto.block_hash import (
     BlockHash,
     block_key,
     encode_extras,
-    extend_chain,
     hash_block,
-    hash_chain,
     namespace_extras,
     pack_tokens,
     root_hash,

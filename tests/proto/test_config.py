@@ -32,6 +32,10 @@ def test_a_configuration_survives_the_round_trip() -> None:
         ("{workers: {blok_size: 16}}", "workers.blok_size: unknown key, did you mean 'block_size'?"),
         ("{workers: {count: '2'}}", "workers.count: must be int, is str ('2')"),
         ("{workers: {count: true}}", "workers.count: must be int, is bool (True)"),
+        (
+            "{workers: {tensor_parallel: 0}}",
+            "workers.tensor_parallel: must be between 1 and 64, is 0",
+        ),
         ("{workers: {count: -1}}", "workers.count: must be between 0 and 10000, is -1"),
         ("{workers: {device: gpu}}", "workers.device: must be one of auto, cpu, cuda, is 'gpu'"),
         ("{workers: [1]}", "workers: must be a mapping, is list"),

@@ -10,10 +10,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from redis_fixtures import eventually
+from redis_fixtures import connect, eventually
 from router_rig import RouterRig, running_router
 from worker_rig import WorkerRig
 
+from kvhive.proto.block_hash import block_key
 from kvhive.proto.errors import InvalidRequest, Overloaded, Unavailable
 from kvhive.proto.index_schema import WorkerState
 from kvhive.router.request import GenerateRequest, TokenPrompt
@@ -280,6 +281,41 @@ async def test_requests_go_on_while_redis_is_frozen_and_hit_again_after(
             os.kill(own_redis.pid, signal.SIGCONT)
         await asyncio.sleep(1.5)
         assert (await rig.ask(prompt)).usage.cached_tokens == 56
+
+
+async def test_redis_is_flushed_again_and_again_under_traffic(
+    redis_server: EmbeddedRedis, demo_gguf: Path
+) -> None:
+    """No request fails, answers stay right, nobody is claimed to hold what it does not, and a moment later
+    each prefix is found where it is."""
+    async with running_router(redis_server.url, demo_gguf) as rig, connect(redis_server.url) as redis:
+        epochs = [publisher.epoch for publisher in rig.publishers.values()]
+        flushing = True
+
+        async def user(number: int) -> int:
+            prompt, turns = [number * 50 + j for j in range(41)], 0
+            while flushing:
+                answer = await rig.ask([*prompt, turns % 900])
+                assert answer.token_ids == rig.oracle([*prompt, turns % 900], 4)
+                assert answer.usage.cached_tokens in (0, 40) and answer.usage.failovers == 0
+                turns += 1
+            return turns
+
+        users = [asyncio.create_task(user(number)) for number in range(4)]
+        for _ in range(5):
+            await redis.flushall()
+            await asyncio.sleep(0.3)
+            for worker_id, worker in rig.workers.items():
+                known = rig.mirror._slots[worker_id].keys
+                assert len(known - {block_key(h) for h in list(worker.pool._by_hash)}) <= 8, "news on its way"
+        flushing = False
+        assert min(await asyncio.gather(*users)) > 2
+        assert any(publisher.epoch not in epochs for publisher in rig.publishers.values())
+        await rig.indexed()
+        for number in range(4):
+            again = await rig.ask([number * 50 + j for j in range(41)])
+            assert (again.usage.cached_tokens, again.usage.reachable_tokens) == (40, 40)
+        assert rig.registry.counters.leases_ended == 0
 
 
 async def test_tokenize_answers_what_generate_would_compute(

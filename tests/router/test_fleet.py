@@ -30,14 +30,14 @@ def rows(fleet: Fleet, now: float = 0.0, **matches: int) -> dict[str, Candidate]
 def test_a_row_says_what_the_report_says() -> None:
     fleet = Fleet(LoadTracker())
     fleet.update(
-        [view("w1"), view("w2", queued_prefill_tokens=70, running=3, waiting=2, victim_age_s=9.0)], 0.0
+        [view("w1"), view("w2", queued_prefill_tokens=70, running=3, waiting=2, victim_reuse=0.5)], 0.0
     )
     table = fleet.candidates({"w2": 4, "gone": 9}, [("w2", 6), ("gone", 10)], 0.0)
     first, second = table
     assert (first.worker_id, second.worker_id) == ("w1", "w2")
     assert (second.matched_blocks, second.expected_blocks, first.expected_blocks) == (4, 6, 0)
     assert (second.queue_tokens, second.decoding, second.requests) == (70, 3, 5)
-    assert (first.victim_age_s, second.victim_age_s) == (None, 9.0)
+    assert (first.victim_reuse, second.victim_reuse) == (0.0, 0.5)
     assert (second.free_tokens, second.capacity_tokens, second.speed.max_step_tokens) == (512, 1024, 512)
     assert table[-1] == second and table[0:2] == [first, second]
 
@@ -81,7 +81,7 @@ def test_between_reports_only_what_this_router_did_changes() -> None:
     loads.first_token("a", 1.5)
     fleet.update(views, 1.5)
     assert (rows(fleet)["w2"].queue_tokens, rows(fleet)["w2"].requests) == (0, 1)
-    loads.finish("a")
+    loads.finish("a", now=1.0)
     fleet.update(views, 1.6)
     assert rows(fleet)["w2"].requests == 0
 
@@ -106,7 +106,7 @@ def test_after_any_changes_the_columns_are_those_of_a_new_fleet() -> None:
                 loads.reserve(f"r{rng.randrange(30)}", worker_id, rng.randrange(500), now)
             case 4:
                 request = f"r{rng.randrange(30)}"
-                loads.first_token(request, now) if rng.random() < 0.5 else loads.finish(request)
+                loads.first_token(request, now) if rng.random() < 0.5 else loads.finish(request, now)
         views = [members[w] for w in sorted(members)]
         fleet.update(views, now)
         fresh = Fleet(loads)
@@ -115,5 +115,7 @@ def test_after_any_changes_the_columns_are_those_of_a_new_fleet() -> None:
         for w, candidate in rows(fleet, now).items():
             expected = rows(fresh, now)[w]
             assert candidate == dataclasses.replace(
-                expected, recent_cold_tokens=pytest.approx(expected.recent_cold_tokens)
+                expected,
+                recent_cold_tokens=pytest.approx(expected.recent_cold_tokens),
+                cold_tokens_per_s=pytest.approx(expected.cold_tokens_per_s),
             )

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvhive.router.policies.kv_aware import KvAwarePolicy
+from kvhive.router.routing_cost import FULL_POOL_S
 from kvhive.router.routing_policy import Candidate, Decision, RouteReason, RouteRequest, Speed
 
 SPEED = Speed(step_base_s=0.01, per_token_s=0.001, per_attention_s=0.0, max_step_tokens=512)
@@ -21,7 +22,7 @@ IDLE = Candidate(
     queue_tokens=0,
     decoding=0,
     speed=SPEED,
-    victim_age_s=None,
+    victim_reuse=0.0,
     free_tokens=0,
     capacity_tokens=10_000,
     recent_cold_tokens=0.0,
@@ -58,18 +59,31 @@ def test_a_queue_longer_than_the_priced_prefill_sends_the_request_away() -> None
     busy = worker("w2", matched_blocks=32, queue_tokens=5000)
     decision = decide(worker("w1"), busy)
     assert (decision.worker_id, decision.reason) == ("w1", RouteReason.REPLICA)
-    assert decide(worker("w1"), replace(busy, queue_tokens=500)).worker_id == "w2"
+    assert decide(worker("w1"), replace(busy, queue_tokens=300)).worker_id == "w2"
 
 
-def test_the_price_of_computing_rises_where_recent_blocks_are_evicted() -> None:
-    calm, pressed = (worker("w", victim_age_s=age) for age in (1e9, 0.0))
-    cost = {age: decide(c).costs[0] for age, c in (("calm", calm), ("pressed", pressed))}
-    assert cost["calm"].price == pytest.approx(2.0)
-    assert cost["pressed"].price == pytest.approx(4.0)
-    assert decide(worker("w")).costs[0].price == 2.0
-    roomy = worker("w", victim_age_s=0.0, free_tokens=656)
-    assert decide(roomy).costs[0].price == 2.0, "nothing is evicted where unused blocks suffice"
-    assert decide(replace(roomy, free_tokens=655)).costs[0].price == pytest.approx(4.0)
+def price(**changes: object) -> float:
+    return decide(worker("w", **changes)).costs[0].price
+
+
+def test_the_price_of_computing_rises_with_the_load_of_the_fleet() -> None:
+    """Half of the time spent computing: a second more of it costs everybody two. A step's base counts."""
+    per_token_s = SPEED.per_token_s + SPEED.step_base_s / SPEED.max_step_tokens
+    assert price() == 1.0
+    assert price(cold_tokens_per_s=0.5 / per_token_s) == pytest.approx(2.0)
+    assert price(cold_tokens_per_s=100 / per_token_s) == pytest.approx(6.0), "no further"
+    busy, idle = worker("w1", cold_tokens_per_s=0.8 / per_token_s), worker("w2")
+    assert [cost.price for cost in decide(busy, idle).costs] == pytest.approx([1 / 0.6, 1 / 0.6])
+
+
+def test_the_price_of_computing_rises_where_it_evicts_what_is_used_again() -> None:
+    """What is computed again evicts again: of a half, then of a quarter, in all twice as much."""
+    assert price(victim_reuse=0.5) == pytest.approx(2.0)
+    assert price(victim_reuse=1.0) == pytest.approx(6.0), "no further"
+    assert price(victim_reuse=0.5, free_tokens=656) == 1.0, "nothing is evicted where unused blocks suffice"
+    assert price(victim_reuse=0.5, free_tokens=655) == pytest.approx(2.0)
+    often, never = worker("w1", victim_reuse=0.8), worker("w2")
+    assert [cost.price for cost in decide(often, never).costs] == pytest.approx([1 / 0.6, 1 / 0.6])
 
 
 def test_a_cold_prompt_avoids_the_busy_worker_whatever_its_cache_holds() -> None:
@@ -134,7 +148,7 @@ def test_nobody_is_chosen_of_nobody() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, 40), st.integers(0, 20_000), st.integers(0, 64), st.floats(0, 1e5)),
+        st.tuples(st.integers(0, 40), st.integers(0, 20_000), st.integers(0, 64), st.floats(0, 1)),
         min_size=1,
         max_size=8,
     ),
@@ -145,8 +159,8 @@ def test_the_choice_is_never_much_worse_than_the_best(
 ) -> None:
     """At most 1 % or 2 ms above the cheapest, and every candidate is in the comparison."""
     workers = [
-        worker(f"w{i}", matched_blocks=m, queue_tokens=q, decoding=d, victim_age_s=age)
-        for i, (m, q, d, age) in enumerate(rows)
+        worker(f"w{i}", matched_blocks=m, queue_tokens=q, decoding=d, victim_reuse=reuse)
+        for i, (m, q, d, reuse) in enumerate(rows)
     ]
     decision = decide(*workers, home=home)
     costs = {cost.worker_id: cost.cost_s for cost in decision.costs}
@@ -155,14 +169,42 @@ def test_the_choice_is_never_much_worse_than_the_best(
     assert costs[decision.worker_id] <= best + max(0.002, 0.01 * best) + 1e-9
 
 
+FULL = worker("w1", live_tokens=9_500, decoding=4, release_tokens=500.0, capacity_tokens=10_000)
+"""A step of its four sequences takes 14 ms, so each is expected to hold its blocks for 7 s more."""
+
+
+def room_s(candidate: Candidate) -> float:
+    return decide(candidate).costs[0].room_s - FULL_POOL_S * candidate.live_tokens / candidate.capacity_tokens
+
+
 def test_a_pool_full_of_what_others_use_costs_the_wait_for_one_of_them() -> None:
-    """Cached blocks make room at once, live ones do not: four running sequences end every 2.5 s."""
-    full = worker("w1", live_tokens=9_500, decoding=4, capacity_tokens=10_000)
-    calm = worker("w2", live_tokens=0, decoding=4, capacity_tokens=10_000)
-    costs = {cost.worker_id: cost for cost in decide(full, calm).costs}
-    assert (costs["w1"].room_s, costs["w2"].room_s) == (pytest.approx(2.5), 0.0)
-    assert decide(full, calm).worker_id == "w2"
-    assert costs["w1"].cost_s == pytest.approx(costs["w2"].cost_s + 2.5)
+    """Cached blocks make room at once, live ones do not: four running sequences end every 1.75 s."""
+    assert room_s(FULL) == pytest.approx(7.0 / 4)
+    assert room_s(replace(FULL, live_tokens=9_360)) == pytest.approx(0.0), "just enough"
+    assert decide(FULL, worker("w2", decoding=4)).worker_id == "w2"
+
+
+def test_what_is_cached_takes_room_unless_it_is_known_to_be_in_use() -> None:
+    """A long answer runs beside the cached prompt: the prompt's blocks become live again, all of them."""
+    held = replace(FULL, matched_blocks=38, expected_blocks=38)
+    assert room_s(held) == pytest.approx(7.0 / 4)
+    assert room_s(replace(held, shared_tokens=608)) == pytest.approx(0.0)
+
+
+def test_sequences_are_taken_to_grow_half_of_what_they_are_expected_to() -> None:
+    enough = replace(FULL, live_tokens=9_000)
+    assert room_s(enough) == pytest.approx(0.0)
+    assert room_s(replace(enough, growth_tokens=720.0)) == pytest.approx(0.0)
+    assert room_s(replace(enough, growth_tokens=721.0)) == pytest.approx(7.0 / 4)
+    assert room_s(replace(enough, growth_tokens=705.0, answer_tokens=16.0)) == pytest.approx(7.0 / 4), (
+        "its own"
+    )
+    assert room_s(replace(enough, growth_tokens=704.0, answer_tokens=1e6)) == pytest.approx(0.0), "max_tokens"
+
+
+def test_of_two_pools_with_room_the_emptier_one_is_a_little_cheaper() -> None:
+    costs = decide(worker("w1", live_tokens=5_000), worker("w2")).costs
+    assert (costs[0].room_s, costs[1].room_s) == pytest.approx((FULL_POOL_S / 2, 0.0))
 
 
 def test_a_match_of_less_than_an_eighth_decides_no_tie() -> None:

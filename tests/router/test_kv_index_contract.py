@@ -59,7 +59,7 @@ def started(
             yield None, url
         return
     if request.param == "redis" and shutil.which("redis-server") is None:
-        pytest.skip("no redis-server on PATH")
+        pytest.skip("no redis-server on PATH: docs/index.md says when this was last run on Redis")
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "valkey":
             patch.setattr("kvhive.scripts.embedded_redis.shutil.which", lambda name: None)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from kvhive.router.load_tracker import COLD_HALF_LIFE_S, SETTLE_S, LoadTracker
+from kvhive.router.load_tracker import COLD_HALF_LIFE_S, LoadTracker, per_second
+from kvhive.router.pool_use import SETTLE_S
 
 
 def test_a_request_counts_until_its_first_token() -> None:
@@ -32,8 +34,8 @@ def test_finishing_is_idempotent_and_frees_everything() -> None:
     loads = LoadTracker()
     for i in range(100):
         loads.reserve(f"r{i}", "w1", 10, now=1.0)
-        loads.finish(f"r{i}")
-        loads.finish(f"r{i}")
+        loads.finish(f"r{i}", now=1.5)
+        loads.finish(f"r{i}", now=1.5)
         loads.first_token(f"r{i}", now=2.0)
     assert loads.in_flight("w1") == 0 and loads.queue_tokens("w1", 0, 0.0) == 0
     assert not loads._reservations and not loads._worker_of
@@ -93,5 +95,27 @@ def test_it_says_of_whom_something_changed() -> None:
     assert loads.take_changed() == {"w2"}
     loads.first_token("a", 4.0)
     assert loads.take_changed() == set()
-    loads.finish("a")
+    loads.finish("a", now=2.0)
     assert loads.take_changed() == {"w2"}
+
+
+def test_a_prompt_that_is_ready_takes_off_no_more_than_can_have_been_computed() -> None:
+    """It was almost done when the worker reported, and behind it another one waits."""
+    loads = LoadTracker()
+    loads.reserve("long", "w1", 40_000, now=0.0)
+    loads.reserve("next", "w1", 90_000, now=1.0)
+    loads.first_token("long", now=5.1)
+    assert loads.queue_tokens("w1", reported=91_000, reported_at=5.0, per_token_s=1e-4) == 90_001
+    assert loads.queue_tokens("w1", reported=91_000, reported_at=5.0) == 51_000, "at an unknown speed"
+
+
+def test_a_rate_of_cold_work_is_right_before_its_memory_is_full() -> None:
+    """A hundred tokens a second, for a second, a minute and an hour."""
+    for seconds in (1, 60, 3600):
+        loads = LoadTracker()
+        for at in range(seconds):
+            loads.reserve(f"r{at}", "w1", 100, now=float(at))
+        recent = np.array([loads.recent_cold_tokens("w1", float(seconds))])
+        watched = np.array([float(seconds) - loads.cold_since("w1", float(seconds))])
+        (rate,) = per_second(recent, watched)
+        assert rate == pytest.approx(100.0, rel=0.03) or (seconds == 1 and rate < 100.0)

@@ -10,7 +10,8 @@ import pytest
 from redis.asyncio import Redis
 from worker_records import KEYS, LEASE_S, SPEC, Clock, record, register
 
-from kvhive.proto.block_hash import block_key, hash_chain, pack_tokens, root_hash
+from kvhive.proto.block_chain import hash_chain
+from kvhive.proto.block_hash import block_key, pack_tokens, root_hash
 from kvhive.proto.errors import ConfigError, InvalidRequest, Unavailable
 from kvhive.proto.index_schema import LoadReport
 from kvhive.router.kv_index_mirror import KvIndexMirror

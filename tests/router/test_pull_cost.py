@@ -21,7 +21,7 @@ FAST = Candidate(
     queue_tokens=0,
     decoding=0,
     speed=SPEED,
-    victim_age_s=None,
+    victim_reuse=0.0,
     free_tokens=10_000,
     capacity_tokens=10_000,
     recent_cold_tokens=0.0,
@@ -118,7 +118,7 @@ def test_a_placement_names_the_source_and_reserves_only_what_is_computed() -> No
     fleet.report()
     other = fleet.placers[0].place("avoiding", prompt, 16, avoid={first.worker_id})
     assert other.source is None, "who is to be avoided is no source either"
-    fleet.states[0].loads.finish("avoiding")
+    fleet.states[0].loads.finish("avoiding", fleet.clock())
     fleet.states[0].predicted.drop(other.worker_id)
 
     loads = fleet.states[0].loads

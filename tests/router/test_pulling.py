@@ -27,7 +27,7 @@ async def test_a_busy_holder_s_prefix_is_pulled_and_the_usage_says_so(
         assert (second.usage.cached_tokens, second.usage.pulled_tokens) == (0, 400)
         assert second.usage.reachable_tokens == 400
         assert second.token_ids == rig.oracle([*prompt, 7], 4)
-        rig.state.loads.finish("busy")
+        rig.state.loads.finish("busy", rig.registry.clock())
         await rig.idle()
 
 

@@ -206,6 +206,32 @@ async def test_lost_data_is_not_a_lost_worker(index_redis: Redis) -> None:
     assert events.lines == ["+w1@1", "-w1"]
 
 
+async def test_a_dead_worker_that_a_clock_set_back_keeps_leaves_once_and_for_all(index_redis: Redis) -> None:
+    """Redis would keep its record for an hour; reading it again makes it no more alive. A renewal does."""
+    registry, events = registry_of(index_redis, clock := Clock())
+    await register(index_redis, record(), lease_s=3600)
+    for _ in range(4):
+        await registry.poll()
+        clock.now += LEASE_S / 2
+    for _ in range(10):
+        await registry.poll()
+        clock.now += LEASE_S
+    assert events.lines == ["+w1@1", "-w1"]
+    await register(index_redis, record(), lease_s=3601)
+    await registry.poll()
+    assert ids(registry) == ["w1"] and events.lines == ["+w1@1", "-w1", "+w1@1"]
+
+
+async def test_an_answer_that_was_read_late_ends_no_lease(index_redis: Redis) -> None:
+    """Frozen between question and answer, a router must not take its own silence for the workers'."""
+    asked_and_read = iter([0.0, 0.0, 0.1, 2 * LEASE_S])
+    registry, events = registry_of(index_redis, lambda: next(asked_and_read))
+    await register(index_redis, record())
+    await registry.poll()
+    await registry.poll()
+    assert events.lines == ["+w1@1"]
+
+
 async def test_malformed_records_are_counted_and_ignored(index_redis: Redis) -> None:
     """Bytes of any kind in the registry concern only the id they stand under."""
     registry, _ = registry_of(index_redis)

@@ -11,10 +11,12 @@ from click.testing import CliRunner
 from trace_files import opened, turn, write_trace
 
 from kvhive.proto.errors import ConfigError
+from kvhive.router.routing_policy import Candidate, RouteRequest, Speed
 from kvhive.scripts.cli import cli
 from kvhive.scripts.sim_costs import CostModel
 from kvhive.scripts.sim_limits import belady_hit_rate, infinite_hit_rate
 from kvhive.scripts.sim_options import SimulateOptions
+from kvhive.scripts.sim_peers import PeerFacts, make_peer
 from kvhive.scripts.sim_report import Goal, PolicyReport
 from kvhive.scripts.simulate import lay_out, parse_policies, run_policy
 from kvhive.scripts.trace_format import TraceRequest
@@ -57,6 +59,28 @@ def test_a_repeated_prompt_hits_all_its_full_blocks(repeats: Path, policy: str) 
     assert report.token_hit_rate == report.reachable_hit_rate == 4 * 160 / (5 * 168)
     assert report.infinite_hit_rate == report.belady_hit_rate == report.pooled_hit_rate == 4 * 160 / (5 * 168)
     assert (report.requests, report.refused, report.evictions, report.preemptions) == (5, 0, 0, 0)
+
+
+def test_llm_d_gives_cold_prompts_to_each_worker_in_turn() -> None:
+    """Who got none yet, then who got one longest ago; a prompt that somebody holds changes nothing."""
+    facts = PeerFacts()
+    peer, request = make_peer("llm_d", facts), RouteRequest(160, 8, 16, b"home", False)
+    idle = [_candidate(name) for name in ("w1", "w2", "w3")]
+
+    def place(candidates: list[Candidate]) -> str:
+        decision = peer.decide(request, candidates)
+        assert decision is not None
+        facts.enter(decision.worker_id, [])
+        return decision.worker_id
+
+    assert [place(idle) for _ in range(4)] == ["w1", "w2", "w3", "w1"]
+    assert place([*idle[:2], _candidate("w3", expected_blocks=5)]) == "w3"
+    assert [place(idle) for _ in range(2)] == ["w2", "w3"]
+
+
+def _candidate(worker_id: str, expected_blocks: int = 0) -> Candidate:
+    speed = Speed(step_base_s=0.01, per_token_s=0.001, per_attention_s=0.0, max_step_tokens=512)
+    return Candidate(worker_id, expected_blocks, expected_blocks, 0, 0, speed, None, 0, 10_000, 0.0)
 
 
 def test_a_prompt_of_whole_blocks_computes_its_last_one(tmp_path: Path) -> None:

@@ -61,8 +61,8 @@ async def running(*loops: object) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def routing(redis: Redis) -> AsyncIterator[Router]:
-    registry = WorkerRegistry(redis, KEYS, ModelSpec(IDENTITY, 16), LEASE_S, 1.0, poll_s=0.05)
+async def routing(redis: Redis, lease_s: float = LEASE_S) -> AsyncIterator[Router]:
+    registry = WorkerRegistry(redis, KEYS, ModelSpec(IDENTITY, 16), lease_s, 1.0, poll_s=0.05)
     mirror = KvIndexMirror()
     router = Router(registry, mirror, KvIndexReader(redis, KEYS, registry, mirror))
     async with running(registry, router.reader):
@@ -71,12 +71,12 @@ async def routing(redis: Redis) -> AsyncIterator[Router]:
 
 @contextlib.asynccontextmanager
 async def worker(
-    redis: Redis, worker_id: str = "w1", load: LoadReport | None = None
+    redis: Redis, worker_id: str = "w1", load: LoadReport | None = None, lease_s: float = LEASE_S
 ) -> AsyncIterator[KvEventPublisher]:
     record = WorkerRecord(
         worker_id, "127.0.0.1:1", 0, "demo", IDENTITY, 16, 2048, 49152, WorkerState.SERVING, "cpu", 1
     )
-    publisher = KvEventPublisher(redis, KEYS, record, LEASE_S, 0.1, lambda: load or LoadReport())
+    publisher = KvEventPublisher(redis, KEYS, record, lease_s, 0.1, lambda: load or LoadReport())
     async with running(publisher):
         yield publisher
 

@@ -115,7 +115,7 @@ class PlacedFleet:
             for each in sent:
                 state = self.states[each.router]
                 state.loads.first_token(each.request_id, self.clock())
-                state.loads.finish(each.request_id)
+                state.loads.finish(each.request_id, self.clock())
                 held = self.mirror.match(each.prompt.keys).get(worker_id, 0)
                 self._publish(worker_id, each.prompt.keys[held:])
                 load = dataclasses.replace(

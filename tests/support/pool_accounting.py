@@ -11,7 +11,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from kvhive.proto.block_hash import BlockHash, block_key, extend_chain
+from kvhive.proto.block_chain import extend_chain
+from kvhive.proto.block_hash import BlockHash, block_key
 from kvhive.worker.scheduler import MAX_PREEMPTIONS
 from kvhive.worker.sequence import SequenceState
 

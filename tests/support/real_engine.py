@@ -14,12 +14,13 @@ from kvhive.worker.block_pool import BlockPool
 from kvhive.worker.draft_model import DraftModel
 from kvhive.worker.engine import Engine, EngineHooks, Output
 from kvhive.worker.kv_cache_manager import KvCacheManager
-from kvhive.worker.model_runner import TokenLogprobs
+from kvhive.worker.model_runner import ModelRunner, TokenLogprobs
 from kvhive.worker.ngram_drafter import NgramDrafter
 from kvhive.worker.runner_loader import load_runner
 from kvhive.worker.scheduler import Scheduler, SchedulerLimits
 from kvhive.worker.sequence import SamplingParams, Sequence
 from kvhive.worker.speculative_runner import SpeculativeRunner
+from kvhive.worker.torch_runner import TorchModelRunner
 
 VOCABULARY = 300
 CONTEXT = 512
@@ -68,13 +69,15 @@ class RealEngine:
         draft: str = "off",
         draft_model: Path | None = None,
         kv_dtype: str = "auto",
+        target: TorchModelRunner | None = None,
     ) -> None:
         ticks = count()
 
         def clock() -> float:
             return float(next(ticks))
 
-        runner = target = load_runner(model, num_blocks=blocks, block_size=BLOCK, kv_dtype=kv_dtype)
+        target = target or load_runner(model, num_blocks=blocks, block_size=BLOCK, kv_dtype=kv_dtype)
+        runner: ModelRunner = target
         drafts_for: Callable[[Sequence], int] = lambda seq: 0  # noqa: E731
         if draft != "off":
             if draft == "ngram":

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from engine_rig import ROOT
 
-from kvhive.proto.block_hash import BlockHash, hash_chain
+from kvhive.proto.block_chain import hash_chain
+from kvhive.proto.block_hash import BlockHash
 from kvhive.worker.block_moves import BlockMoves
 from kvhive.worker.block_pool import BlockPool
 from kvhive.worker.kv_cache_manager import KvCacheManager

@@ -97,14 +97,20 @@ def test_clearing_spares_live_blocks() -> None:
     assert pool.drain_events()[-1] == KvEvent(block_key(h("b")), RemovalCause.CLEARED)
 
 
-def test_the_next_victim_is_the_one_released_longest_ago() -> None:
-    pool = BlockPool(2)
-    assert pool.victim_used_at is None
-    cached_chain(pool, "a", now=3.0)
-    cached_chain(pool, "b", now=4.0)
-    assert pool.victim_used_at == 3.0
-    pool.acquire(pool.blocks[0])
-    assert pool.victim_used_at == 4.0
+def test_a_victim_counts_as_likely_to_be_hit_as_blocks_on_their_way_out_are() -> None:
+    """Those that have waited half as long as the oldest: here two of three are hit, then half of all."""
+    pool = BlockPool(64)
+    chains = [[f"{n}"] for n in range(64)]
+    for now, chain in enumerate(chains):
+        cached_chain(pool, *chain, now=float(now))
+    young, old = pool.lookup(h("40")), pool.lookup(h("20"))
+    assert young and old and pool.reuse.share == 0.5
+    pool.acquire(young)
+    assert pool.reuse.share == 0.5, "it was in no danger"
+    pool.acquire(old)
+    assert pool.reuse.share == pytest.approx(3 / 5), "a guess of two hits in four, and one hit"
+    pool.allocate(1)
+    assert pool.reuse.share == pytest.approx(3 / 6)
 
 
 def test_releasing_or_registering_what_nobody_holds_is_our_own_bug() -> None:

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from real_engine import RealEngine, request
 from tiny_models import tiny, write_gguf
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tiny_tokenizer import BOS, EOS, EOT, MERGES, SPECIAL, TEMPLATE, save_tokenizer, words
 
 from kvhive.router.request import ChatMessage
 from kvhive.router.tokenizer import TextTokenizer
 from kvhive.worker.sequence import FinishReason
 
-SPECIAL = ["<|begin|>", "<|im_start|>", "<|im_end|>", "<|end|>"]
-BOS, EOS, EOT = 0, 3, 2
-MERGES = ["h e", "l l", "he ll", "hell o", "Ġ hello", "Ġ w", "o r", "Ġw or", "l d", "Ġwor ld", "1 2", "12 3"]
-LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 TEXTS = [
     "hello world",
     " hello",
@@ -80,32 +68,6 @@ TEXTS += [
     "<|im_start|>user\nhello<|im_end|>",
 ]
 CHAT = [ChatMessage("system", "hello"), ChatMessage("user", "world <|im_end|> 123 é😀")]
-
-
-def words() -> list[str]:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    return [*SPECIAL, *alphabet, *(merge.replace(" ", "") for merge in MERGES)]
-
-
-def save_tokenizer(directory: Path, pre: str) -> None:
-    """What a model of this kind has beside its safetensors."""
-    vocabulary = {word: index for index, word in enumerate(words())}
-    pairs = [tuple(merge.split(" ")) for merge in MERGES]
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
-    if pre == "llama-bpe":
-        split = pre_tokenizers.Split(Regex(LLAMA3), behavior="isolated")
-        plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, plain])
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{SPECIAL[BOS]} $A", special_tokens=[(SPECIAL[BOS], BOS)]
-        )
-    else:
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in SPECIAL])
-    tokenizer.save(str(directory / "tokenizer.json"))
-    named = {"bos_token": SPECIAL[BOS], "eos_token": SPECIAL[EOS], "chat_template": TEMPLATE}
-    (directory / "tokenizer_config.json").write_text(json.dumps(named))
 
 
 @pytest.fixture(params=["gpt-2", "llama-bpe"])

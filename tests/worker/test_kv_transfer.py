@@ -10,7 +10,8 @@ import pytest
 from transfer_rig import TRANSFER, ask, at_rest, outcomes, pair, prompt_of, source_of, until
 from worker_rig import IDENTITY, METADATA, ROOT, running_worker
 
-from kvhive.proto.block_hash import hash_chain, namespace_extras
+from kvhive.proto.block_chain import hash_chain
+from kvhive.proto.block_hash import namespace_extras
 from kvhive.proto.v1 import worker_pb2
 from kvhive.worker import transfer_cargo, transfer_target
 from kvhive.worker.transfer_party import Emulation

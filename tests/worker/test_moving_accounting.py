@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 from pool_accounting import BLOCK, PREFIXES, PoolAccounting
 
-from kvhive.proto.block_hash import hash_chain, namespace_extras
+from kvhive.proto.block_chain import hash_chain
+from kvhive.proto.block_hash import namespace_extras
 from kvhive.worker.block_desk import PullOutcome
 from kvhive.worker.block_moves import Arrival, Loan
 from kvhive.worker.sequence import BlockSource

@@ -1,4 +1,4 @@
-"""Turns the C++ sources beside this file into a shared library, for the CPU of this machine."""
+"""Turns C++ sources into a shared library, for the CPU of this machine."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ class Compiler:
         _output((*self.command, *self.flags, *units, "-o", str(target)), COMPILE_SECONDS)
 
 
-def native_sources() -> list[Path]:
-    """Return the C++ sources and headers of this folder, in a fixed order."""
-    return sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".cpp", ".h"))
+def sources_in(folder: Path) -> list[Path]:
+    """Return the C++ sources and headers of a folder, in a fixed order."""
+    return sorted(path for path in folder.iterdir() if path.suffix in (".cpp", ".h"))
 
 
 def cpu_flags(machine: str, features: frozenset[str]) -> tuple[str, ...]:

@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from kvhive.kernels.native.compiler import COMPILE_SECONDS, BuildError
+from kvhive.toolchain.compiler import COMPILE_SECONDS, BuildError
 
 KEPT = 4
-"""Libraries that stay: those of a few versions and environments that take turns on one machine."""
+"""Libraries of a name that stay: those of a few versions and environments that take turns on one machine."""
 
 _LOCK_POLL_SECONDS = 0.05
 
@@ -35,11 +35,12 @@ def cache_directory() -> Path:
 
 @contextlib.contextmanager
 def cached_library(
-    fingerprint: str, build: Callable[[Path], None], directory: Path | None = None
+    name: str, fingerprint: str, build: Callable[[Path], None], directory: Path | None = None
 ) -> Iterator[Path]:
-    """Give the path of the library of that fingerprint, built by `build(path)` if it is not there.
+    """Give the path of the library of that name and fingerprint, built by `build(path)` if it is not there.
 
-    directory: cache_directory() unless given
+    name:       what it is, so that nobody waits for the building of something else
+    directory:  cache_directory() unless given
 
     Safe with several processes at once: one builds, the others wait. Where the directory cannot be written
     the library is built into a temporary one that is gone afterwards, so load it inside the `with`. If that
@@ -47,10 +48,11 @@ def cached_library(
     BuildError when the build fails, or when the directory or the file is not the user's own.
     """
     try:
-        path = _found_or_built(fingerprint, build, cache_directory() if directory is None else directory)
+        directory = cache_directory() if directory is None else directory
+        path = _found_or_built(name, fingerprint, build, directory)
     except OSError:
-        with tempfile.TemporaryDirectory(prefix="kvhive-native-") as temporary:
-            build(path := Path(temporary) / "native.so")
+        with tempfile.TemporaryDirectory(prefix=f"kvhive-{name}-") as temporary:
+            build(path := Path(temporary) / f"{name}.so")
             yield path
         return
     try:
@@ -60,24 +62,25 @@ def cached_library(
         raise
 
 
-def _found_or_built(fingerprint: str, build: Callable[[Path], None], directory: Path) -> Path:
-    with _locked(directory):
-        path = directory / f"native-{fingerprint}.so"
+def _found_or_built(name: str, fingerprint: str, build: Callable[[Path], None], directory: Path) -> Path:
+    with _locked(directory, name):
+        path = directory / f"{name}-{fingerprint}.so"
         if not path.exists():
             _build_whole(path, build)
         _check_own(path)
         os.utime(path)
-        _forget_oldest(directory)
+        _forget_oldest(directory, name)
     return path
 
 
 @contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Hold the lock of the directory, which is made. Raises BuildError if another holds it too long."""
+def _locked(directory: Path, name: str) -> Iterator[None]:
+    """Hold a name's lock in the directory, which is made. Raises BuildError if another holds it too long."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     directory.mkdir(mode=0o700, exist_ok=True)
     _check_own(directory)
-    lock = os.open(directory / "native.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    lock = os.open(directory / f"{name}.lock", flags, 0o600)
     try:
         deadline = time.monotonic() + COMPILE_SECONDS
         while True:
@@ -116,8 +119,8 @@ def _check_own(path: Path) -> None:
         raise BuildError(f"{path}: others may write to it")
 
 
-def _forget_oldest(directory: Path) -> None:
-    """Keep the KEPT libraries that were used last. A process that has loaded one keeps its own copy."""
-    libraries = sorted(directory.glob("native-*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
+def _forget_oldest(directory: Path, name: str) -> None:
+    """Keep the KEPT libraries of a name that were used last. A process that has loaded one keeps its own."""
+    libraries = sorted(directory.glob(f"{name}-*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in libraries[KEPT:]:
         path.unlink(missing_ok=True)

@@ -1,0 +1,95 @@
+"""Two workers of two ranks each, under Ray: a rank is killed, and nobody loses an answer."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inference import Client, by_tokens
+from tiny_models import tiny
+from tiny_tokenizer import BOS, EOS, save_tokenizer, words
+
+from kvhive.proto.v1 import inference_pb2 as pb
+from kvhive.scripts.owned_processes import processes_of
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+PROMPT = [(7 * i) % 250 + 4 for i in range(40)]
+TOKENS = 200
+
+
+def ranks_of(runtime_dir: Path, worker_id: str) -> set[int]:
+    """The processes of one worker."""
+    mark, found = f"KVHIVE_WORKER={worker_id}".encode(), set()
+    for process in processes_of(runtime_dir):
+        folder = Path(f"/proc/{process.pid}")
+        if mark in (folder / "environ").read_bytes() and b"ray::" in (folder / "cmdline").read_bytes():
+            found.add(process.pid)
+    return found
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Small, so that four processes load it in no time; of layers enough for a stream to last."""
+    folder = tmp_path / "tiny"
+    sizes = {"vocab_size": len(words()), "num_hidden_layers": 12, "bos_token_id": BOS, "eos_token_id": EOS}
+    tiny("Llama", **sizes).save_pretrained(folder)
+    save_tokenizer(folder, "gpt-2")
+    return folder
+
+
+async def struck(client: Client, kill_rank_of: Callable[[str], None]) -> tuple[list[int], pb.Usage]:
+    """Begin a stream, strike its worker at the first token, and return what came and how it ended."""
+    tokens, worker_id, usage = [], "", pb.Usage()
+    request = by_tokens(PROMPT, TOKENS, cache_salt="struck")
+    async for response in client.stub.Generate(request):
+        match response.WhichOneof("event"):
+            case "started":
+                worker_id = worker_id or response.started.worker_id
+            case "delta":
+                if not tokens:
+                    kill_rank_of(worker_id)
+                tokens.extend(response.delta.token_ids)
+            case "finished":
+                usage = response.finished.usage
+    return tokens, usage
+
+
+async def test_a_killed_rank_takes_its_worker_along_and_no_stream(
+    tmp_path: Path, model: Path, two_ranks: Any
+) -> None:
+    with two_ranks(tmp_path, model) as cluster:
+        runtime_dir = Path(cluster.kvhive.state()["runtime_dir"])
+        async with Client(cluster.grpc) as client:
+            whole = await client.generate(by_tokens(PROMPT, TOKENS, cache_salt="whole"))
+            before = {worker.id: worker for worker in (await client.cluster()).workers}
+            killed: dict[str, set[int]] = {}
+
+            def kill_rank_of(worker_id: str) -> None:
+                killed[worker_id] = ranks_of(runtime_dir, worker_id)
+                (other,) = killed[worker_id] - {before[worker_id].pid}
+                os.kill(other, signal.SIGKILL)
+
+            tokens, usage = await struck(client, kill_rank_of)
+            ((victim, gone),) = killed.items()
+            assert tokens == whole.token_ids
+            assert usage.failovers == 1 and usage.worker_id != victim
+
+            def returned(c: Any) -> bool:
+                return any(
+                    w.id == victim and w.epoch > before[victim].epoch and w.routable for w in c.workers
+                )
+
+            back = await client.until(returned, 120.0, "restarted under a new epoch")
+            (new,) = (worker for worker in back.workers if worker.id == victim)
+            ranks = ranks_of(runtime_dir, victim)
+            assert new.pid in ranks and len(ranks) == 2 and not ranks & gone
+            salts = [secrets.token_hex(4) for _ in range(12)]
+            answers = [await client.generate(by_tokens(PROMPT, 2, cache_salt=salt)) for salt in salts]
+            assert {tuple(answer.token_ids) for answer in answers} == {tuple(whole.token_ids[:2])}
+            assert victim in {answer.worker_id for answer in answers}

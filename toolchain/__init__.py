@@ -1,0 +1,1 @@
+"""C++ built where it runs, by the compiler that is there, and kept."""
