@@ -43,11 +43,11 @@ class _ByteLevelDecoder:
     """Each token is a string of bytes; an incremental UTF-8 decoder joins them."""
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
-        self._tokenizer = tokenizer
+        self._token_bytes = tokenizer.token_bytes
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, ids: Sequence[int]) -> str:
-        return self._utf8.decode(b"".join(map(self._tokenizer.token_bytes, ids)))
+        return self._utf8.decode(b"".join(map(self._token_bytes, ids)))
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)

@@ -235,7 +235,7 @@ class Dispatcher:
                     self._state.registry.report_success(placement.worker_id, placement.epoch)
                 for event in generation.take(message, placement):
                     yield event
-                if not generation.unfinished:
+                if generation.ended:
                     return
                 cut = generation.take_cut()
                 if cut:  # by a stop string, of which the worker knows nothing

@@ -67,6 +67,11 @@ class Generation:
         return [choice for choice in self.choices if not choice.ended]
 
     @property
+    def ended(self) -> bool:
+        """Whether all choices have ended."""
+        return all(choice.ended for choice in self.choices)
+
+    @property
     def untouched(self) -> bool:
         """Whether no choice has a token yet, so that all may start again as one."""
         return not any(choice.output.token_ids or choice.ended for choice in self.choices)
@@ -84,7 +89,8 @@ class Generation:
         if self.cached_tokens is None and message.HasField("cached_tokens"):
             self.cached_tokens, self.written_tokens = message.cached_tokens, message.written_tokens
             self.pulled_tokens = message.pulled_tokens
-        yield from self._prompt_logprobs(message.prompt_logprobs)
+        if message.prompt_logprobs:
+            yield from self._prompt_logprobs(message.prompt_logprobs)
         for update in message.updates:
             if update.choice < len(self.choices) and not self.choices[update.choice].ended:
                 yield from self._update(self.choices[update.choice], update, placement)
@@ -109,7 +115,8 @@ class Generation:
         text, token_ids = output.push(update.token_ids)
         choice.drafted, choice.accepted = update.drafted_tokens, update.accepted_tokens
         if text or token_ids:
-            yield Delta(text, token_ids, index, tuple(map(_logprobs, update.logprobs[: len(token_ids)])))
+            logprobs = update.logprobs[: len(token_ids)] if update.logprobs else ()
+            yield Delta(text, token_ids, index, tuple(map(_logprobs, logprobs)))
         if output.stopped or update.HasField("finished"):
             rest = output.finish()
             if rest:
@@ -118,7 +125,7 @@ class Generation:
             if not update.HasField("finished"):
                 self._cut.append(index)
             reason: FinishReason = "stop" if update.finished.stopped or output.stopped else "length"
-            yield Finished(reason, None if self.unfinished else self._usage(placement), index)
+            yield Finished(reason, self._usage(placement) if self.ended else None, index)
 
     def _usage(self, placement: Placement) -> Usage:
         return Usage(

@@ -17,25 +17,35 @@ from kvhive.proto.errors import InvalidRequest, KvhiveError, Unavailable
 from kvhive.router.frontend import Delta, Finished, GenerationEvent, Started, TokenizingFrontend
 from kvhive.router.joined_answers import joined, listed
 from kvhive.router.openai_echo import echoed
+from kvhive.router.openai_events import DONE_EVENT, NewsEvents, sse_event
 from kvhive.router.openai_fields import CompletionRequest
 from kvhive.router.openai_logprobs import logprob_entries
-from kvhive.router.openai_response import (
-    DONE_EVENT,
-    AnswerShape,
-    WholeChoice,
-    describe_error,
-    error_response,
-    sse_event,
-)
+from kvhive.router.openai_response import AnswerShape, WholeChoice, describe_error, error_response
 
 SEND_TIMEOUT_S = 60.0
-"""A client that takes nothing for this long is gone: its stream must not hold a worker for ever."""
+"""A client that takes nothing for this long, and at most a quarter more, is gone: its stream must not hold a
+worker for ever."""
 FAREWELL_S = 1.0
 """Longest the last words of a cancelled response may take."""
 
 
-class _ClientStalled(Exception):
-    """The client took no bytes for SEND_TIMEOUT_S."""
+class _WatchedSend:
+    """A `send` that tells for how long the client has been taking nothing: no timer for each token."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._clock = asyncio.get_running_loop().time
+        self._since: float | None = None
+
+    async def __call__(self, message: Any) -> None:
+        self._since = self._clock()
+        await self._send(message)
+        self._since = None
+
+    @property
+    def stalled(self) -> bool:
+        """Whether what is being sent now has taken SEND_TIMEOUT_S."""
+        return self._since is not None and self._clock() - self._since >= SEND_TIMEOUT_S
 
 
 class CompletionExchange(Response):
@@ -56,20 +66,25 @@ class CompletionExchange(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate until the end or until the client is gone, whichever comes first."""
-        bounded = _bounded(send)
-        answer = asyncio.create_task(self._answer(scope, receive, bounded))
+        watched = _WatchedSend(send)
+        answer = asyncio.create_task(self._answer(scope, receive, watched))
         watcher = asyncio.create_task(_disconnected(receive))
         try:
-            await asyncio.wait({answer, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            while not watched.stalled:
+                done, _ = await asyncio.wait(
+                    {answer, watcher}, timeout=SEND_TIMEOUT_S / 4, return_when=asyncio.FIRST_COMPLETED
+                )
+                if done:
+                    break
         except asyncio.CancelledError:
             # Only the server cancels this task, after the grace of its shutdown; it expects no more of it.
             await _end(answer)
-            await self._farewell(scope, receive, bounded)
+            await self._farewell(scope, receive, send)
             return
         finally:
             await _end(watcher)
             await _end(answer)
-        if not answer.cancelled() and not isinstance(answer.exception(), _ClientStalled):
+        if not answer.cancelled():
             answer.result()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -135,19 +150,22 @@ class CompletionExchange(Response):
         openings = [piece for index in self._choices if (piece := shape.opening(index)) is not None]
         if openings:
             await _write(send, b"".join(sse_event(piece | extra) for piece in openings))
+        news = NewsEvents(shape, extra)
         try:
             async for event in events:
                 match event:
                     case Delta(text, ids, index) if text or event.logprobs or (ids and shape.every_token):
                         entries = logprob_entries(event, self._frontend.token_piece)
-                        await _write(send, sse_event(shape.news(index, text, entries) | extra))
+                        await _write(send, news.event(index, text, entries))
                     case Finished(reason, usage, index):
                         last = sse_event(shape.end(index, reason) | extra)
-                        if usage is not None:
-                            if self._asked.include_usage:
-                                last += sse_event(shape.usage_chunk(usage))
-                            last += DONE_EVENT
-                        await _write(send, last)
+                        if usage is None:
+                            await _write(send, last)
+                            continue
+                        if self._asked.include_usage:
+                            last += sse_event(shape.usage_chunk(usage))
+                        await _write(send, last + DONE_EVENT, more=False)
+                        return
         except KvhiveError as error:
             await _write(send, sse_event(describe_error(error)[1]))
         await _write(send, b"", more=False)
@@ -179,7 +197,7 @@ class CompletionExchange(Response):
                     await _write(send, sse_event(describe_error(error)[1]), more=False)
                 else:
                     await error_response(error)(scope, receive, send)
-        except (TimeoutError, _ClientStalled, RuntimeError):
+        except (TimeoutError, RuntimeError):
             return  # the client takes nothing any more, or its response was already complete
 
 
@@ -193,17 +211,6 @@ async def _end(task: asyncio.Task[None]) -> None:
     if not task.done():
         task.cancel()
         await asyncio.wait({task})
-
-
-def _bounded(send: Send) -> Send:
-    async def send_in_time(message: Any) -> None:
-        try:
-            async with asyncio.timeout(SEND_TIMEOUT_S):
-                await send(message)
-        except TimeoutError as error:
-            raise _ClientStalled from error
-
-    return send_in_time
 
 
 async def _write(send: Send, data: bytes, more: bool = True) -> None:

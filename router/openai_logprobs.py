@@ -13,6 +13,8 @@ LEAST_LOGPROB = -9999.0
 
 def logprob_entries(delta: Delta, piece: Callable[[int], TokenPiece]) -> list[dict[str, Any]]:
     """Return one entry per token of a delta that carries log-probabilities, none for another."""
+    if not delta.logprobs:
+        return []
     return [
         _entry(token_id, position.logprob, piece)
         | {"top_logprobs": [_entry(other, logprob, piece) for other, logprob in position.top]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
@@ -16,7 +15,6 @@ from kvhive.router.openai_logprobs import logprobs_body
 
 RETRY_AFTER_S = 1
 """What Retry-After says: queues here drain in about that time."""
-DONE_EVENT = b"data: [DONE]\n\n"
 
 
 @dataclass(slots=True)
@@ -145,11 +143,6 @@ def model_body(model: ModelInfo) -> dict[str, Any]:
         "vocab_size": model.vocab_size,
         "identity": model.identity,
     }
-
-
-def sse_event(value: Mapping[str, Any]) -> bytes:
-    """Return one server-sent event; JSON has no raw line breaks, so one data line is enough."""
-    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:

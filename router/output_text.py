@@ -16,6 +16,7 @@ class OutputText:
         """Prepare; no stop string that is complete before `min_tokens` tokens ends the text."""
         self._detokenizer = IncrementalDetokenizer(tokenizer)
         self._matcher = StopStringMatcher(stops)
+        self._stops = bool(stops)
         self._min_tokens = min_tokens
         self.token_ids: list[int] = []
         """Every token taken in, up to and including the one that completed a stop string."""
@@ -26,6 +27,9 @@ class OutputText:
 
         Token by token, so that what a worker sent after the token that completed a stop string is dropped.
         """
+        if not self._stops:
+            self.token_ids.extend(token_ids)
+            return self._detokenizer.push(token_ids), tuple(token_ids)
         text, taken = [], 0
         for token in token_ids:
             if self.stopped:

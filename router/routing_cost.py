@@ -8,9 +8,10 @@ the step-time model the worker measured of itself; or a pull and the rest, where
 (pull_cost.py). The price is above 1 because computing spends capacity that others wait for: `load` is the
 share of the fleet's time that goes into prompts. What it evicts may have to be computed again, which evicts
 again: `reuse` is how likely that is, as the workers count it. Both are taken of the fleet as a whole, since
-what one worker counts is mostly chance. `decode_s` is what the running sequences add to the steps that
-compute it. `room_s` is the wait for some of them to end, where the pool, full of what they use and will use,
-has no room for the request.
+what one worker counts is mostly chance. Tokens that another worker is just computing for somebody else count
+twice, else a burst of equal prompts would be computed everywhere. `decode_s` is what the running sequences
+add to the steps that compute it. `room_s` is the wait for some of them to end, where the pool, full of what
+they use and will use, has no room for the request.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import overload
 
 import numpy as np
 
-from kvhive.router.candidate_table import CandidateTable, Column
+from kvhive.router.candidate_table import CandidateTable, Column, greatest
 from kvhive.router.pull_cost import PullTable, with_pulls
 from kvhive.router.routing_policy import Candidate, CandidateCost, RouteRequest
 
@@ -33,9 +34,9 @@ costs everybody 1 / (1 - load) seconds in all; near 1 that is more than an estim
 GROWTH_SHARE = 0.5
 """How much of what running sequences are expected to generate yet counts as taken: some end meanwhile."""
 
-FULL_POOL_S = 0.03
-"""What a pool full of running sequences costs beside an empty one, where both have room: the fuller one is
-nearer to making somebody wait. Chosen on traces, not derived."""
+FULL_POOL_STEPS = 4.0
+"""What a pool full of running sequences costs beside an empty one, in steps without tokens, where both have
+room: the fuller one is nearer to making somebody wait. Chosen on traces, not derived."""
 
 
 @dataclass(slots=True)  # not frozen, as CandidateTable
@@ -95,6 +96,10 @@ def compare(request: RouteRequest, candidates: Sequence[Candidate], least_blocks
     evicts = table.free_tokens < uncached + request.max_tokens
     busy = table.cold_tokens_per_s * (table.per_token_s + table.step_base_s / table.max_step_tokens)
     price = _price_of(busy) * np.where(evicts, _price_of(table.victim_reuse), 1.0)
+    coming = greatest(table.expected_blocks * (table.expected_blocks > table.matched_blocks))
+    if coming:
+        twice = np.maximum(coming * request.block_size - cached, 0.0)
+        price = price * (1.0 + np.minimum(twice, uncached) / uncached)
     decode_s = steps * table.decoding * table.per_token_s
     room_s = _room_s(request, table, cached)
     cost_s = queue_s + room_s + price * compute_s + decode_s
@@ -138,7 +143,7 @@ def _room_s(request: RouteRequest, table: CandidateTable, cached: Column) -> Col
 
     What is cached may be what they use; as far as nobody knows that it is, it takes room of its own.
     """
-    nearly_s: Column = table.live_tokens * FULL_POOL_S / table.capacity_tokens
+    nearly_s: Column = table.live_tokens * table.step_base_s * FULL_POOL_STEPS / table.capacity_tokens
     coming = request.prompt_tokens - np.minimum(table.shared_tokens, cached)
     growing = GROWTH_SHARE * (table.growth_tokens + np.minimum(table.answer_tokens, request.max_tokens))
     missing = np.maximum(table.live_tokens + coming + growing - table.capacity_tokens, 0.0)

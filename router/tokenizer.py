@@ -48,6 +48,7 @@ class TextTokenizer:
         self._skipped = frozenset(token_id for token_id, token in added.items() if token.special)
         self._max_tokens = max_tokens
         self._longest_token_bytes = _longest_token_bytes(self._tokenizer)
+        self._token_bytes: dict[int, bytes] = {}  # what was asked for; at most the vocabulary
         self._byte_values = _byte_level_alphabet() if _is_byte_level(self._tokenizer.decoder) else None
 
     @classmethod
@@ -116,6 +117,14 @@ class TextTokenizer:
 
         Only for byte-level tokenizers.
         """
+        found = self._token_bytes.get(token_id)
+        if found is None:
+            found = self._spelled(token_id)
+            if token_id < self.vocab_size:
+                self._token_bytes[token_id] = found
+        return found
+
+    def _spelled(self, token_id: int) -> bytes:
         assert self._byte_values is not None
         if token_id in self._skipped:
             return b""

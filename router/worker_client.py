@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import grpc
@@ -13,6 +13,7 @@ import grpc
 from kvhive.proto.errors import ComputeError, InvalidRequest, KvhiveError, TimedOut
 from kvhive.proto.transport import CLUSTER_TOKEN_KEY, MAX_MESSAGE_BYTES
 from kvhive.proto.v1 import worker_pb2, worker_pb2_grpc
+from kvhive.router.worker_session import WorkerSession
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +23,7 @@ _CHANNEL_OPTIONS = [
     ("grpc.keepalive_time_ms", 1000),
     ("grpc.keepalive_timeout_ms", 1000),
     ("grpc.http2.ping_timeout_ms", 1000),
+    ("grpc.min_reconnect_backoff_ms", 2000),  # as long may connecting take, too
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.http2.max_pings_without_data", 0),
     (
@@ -70,35 +72,26 @@ class WorkerClient(Protocol):
 class _Connection:
     channel: grpc.aio.Channel
     stub: Any
-    calls: int = 0
+    session: WorkerSession | None = None
 
 
 class GrpcWorkerClient:
-    """One channel per worker address, opened on first use and closed when nobody lives there any more."""
+    """One session per worker address, opened on first use and closed when nobody lives there any more."""
 
     def __init__(self, cluster_token: str) -> None:
         self._metadata = ((CLUSTER_TOKEN_KEY, cluster_token),)
         self._connections: dict[str, _Connection] = {}
 
-    async def generate(
+    def generate(
         self, address: str, request: worker_pb2.WorkerGenerateRequest
     ) -> AsyncGenerator[worker_pb2.WorkerGenerateResponse, None]:
         """See WorkerClient."""
         connection = self._connection(address)
-        connection.calls += 1
-        call = connection.stub.Generate(request, metadata=self._metadata)
-        try:
-            async for response in call:
-                yield response
-        except grpc.aio.AioRpcError as error:
-            raise _translated(error, address) from error
-        except asyncio.CancelledError:
-            if call.cancelled() and not _being_cancelled():
-                raise WorkerLost(f"worker at {address} dropped the stream") from None
-            raise
-        finally:
-            call.cancel()
-            connection.calls -= 1
+        session = connection.session
+        if session is None or session.lost is not None:
+            call = connection.stub.Session(metadata=self._metadata)
+            session = connection.session = WorkerSession(call, partial(_translated, address))
+        return session.generate(request)
 
     async def stop_choices(self, address: str, request_id: str, choices: Sequence[int]) -> None:
         """See WorkerClient."""
@@ -113,15 +106,19 @@ class GrpcWorkerClient:
     async def retain(self, addresses: Collection[str]) -> None:
         """Close the channels to all other addresses, but for those with a stream that still goes on."""
         for address, connection in list(self._connections.items()):
-            if address not in addresses and not connection.calls:
-                del self._connections[address]
-                await connection.channel.close()
+            if address not in addresses and not (connection.session and connection.session.requests):
+                await self._close(address)
 
     async def close(self) -> None:
         """Close everything."""
-        while self._connections:
-            _, connection = self._connections.popitem()
-            await connection.channel.close()
+        for address in list(self._connections):
+            await self._close(address)
+
+    async def _close(self, address: str) -> None:
+        connection = self._connections.pop(address)
+        if connection.session is not None:
+            await connection.session.close()
+        await connection.channel.close()
 
     def _connection(self, address: str) -> _Connection:
         if address not in self._connections:
@@ -130,22 +127,15 @@ class GrpcWorkerClient:
         return self._connections[address]
 
 
-def _being_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-def _translated(error: grpc.aio.AioRpcError, address: str) -> KvhiveError:
-    details = error.details() or ""
-    match error.code():
-        case grpc.StatusCode.INVALID_ARGUMENT:
+def _translated(address: str, status: str, details: str) -> KvhiveError:
+    match status:
+        case "INVALID_ARGUMENT":
             field, _, message = details.partition(": ")
             return InvalidRequest(field, message)
-        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+        case "RESOURCE_EXHAUSTED":
             return WorkerBusy(details)
-        case grpc.StatusCode.INTERNAL:
+        case "INTERNAL":
             return ComputeError(details)
-        case grpc.StatusCode.DEADLINE_EXCEEDED:
+        case "DEADLINE_EXCEEDED":
             return TimedOut(details)
-        case code:
-            return WorkerLost(f"worker at {address}: {code.name}: {details}")
+    return WorkerLost(f"worker at {address}: {status}: {details}")

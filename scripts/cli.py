@@ -237,6 +237,21 @@ def bench_routing(peer_python: Path | None, rounds: int, large: bool, quick: boo
     command.run(command.Plan(rounds, large, quick), peer_python, as_json)
 
 
+@bench.command("proxy")
+@click.option(
+    "--peer", "peers", multiple=True, metavar="NAME=URL,PID[,MODEL]", help="Another router that runs, too."
+)
+@click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="Turns of each.")
+@click.option("--quick", is_flag=True, help="Small numbers, to see that it runs.")
+@json_option
+def bench_proxy(peers: tuple[str, ...], rounds: int, quick: bool, as_json: bool) -> None:
+    """Measure the way from worker to client, without models or GPUs: CPU for a token and for a request."""
+    from kvhive.scripts import bench_proxy as command
+
+    plan = command.Plan(rounds, 10, 0.005, 16) if quick else command.Plan(rounds)
+    command.run(plan, [command.parse_peer(peer) for peer in peers], as_json)
+
+
 @bench.command("transfer")
 @click.option(
     "--rounds",

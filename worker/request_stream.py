@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 
 from kvhive.proto.v1 import worker_pb2
 from kvhive.worker.engine import Output
@@ -22,9 +23,13 @@ class RequestStream:
     Holds at most max_tokens outputs of each choice, however slow the reader is.
     """
 
-    def __init__(self, choices: Iterable[int]) -> None:
-        self._open = set(choices)
-        self._queue: asyncio.Queue[Output | None] = asyncio.Queue()  # bounded by the choices' max_tokens
+    def __init__(self, choices: Iterable[int], heard: Callable[[], None] | None = None) -> None:
+        """Begin; `heard` is called when there is news, where nobody waits in `take`."""
+        self.choices = tuple(choices)
+        self._open = set(self.choices)
+        self._outputs: deque[Output | None] = deque()  # bounded by the choices' max_tokens
+        self._news = asyncio.Event()
+        self._heard = heard or self._news.set
         self._begun = False
 
     @property
@@ -37,30 +42,44 @@ class RequestStream:
         """Whether all choices have ended, or were stopped, and nothing more is to come."""
         return not self._open
 
-    def put(self, output: Output) -> None:
+    @property
+    def ready(self) -> bool:
+        """Whether there is news."""
+        return bool(self._outputs)
+
+    def put(self, output: Output | None) -> None:
         """Add the news of one sequence."""
-        self._queue.put_nowait(output)
+        self._outputs.append(output)
+        self._heard()
 
     def stop(self, choice: int) -> bool:
         """End a choice; what is ready of it is dropped. False where it is unknown or has ended."""
         if choice not in self._open:
             return False
         self._open.remove(choice)
-        self._queue.put_nowait(None)  # the reader may be waiting for this choice only
+        self.put(None)  # the reader may be waiting for this choice only
         return True
 
     async def take(self) -> worker_pb2.WorkerGenerateResponse:
-        """Wait for news and return all that is ready; empty when a choice was stopped meanwhile.
-
-        Raises the KvhiveError that one of the choices ended with.
-        """
+        """Wait for news and return all that is ready; see `take_into`."""
+        await self._news.wait()
         response = worker_pb2.WorkerGenerateResponse()
-        updates: dict[int, worker_pb2.ChoiceUpdate] = {}
-        room = MAX_POSITIONS_PER_MESSAGE - self._add(await self._queue.get(), response, updates)
-        while room > 0 and not self._queue.empty():
-            room -= self._add(self._queue.get_nowait(), response, updates)
-        response.updates.extend(updates.values())
+        self.take_into(response, MAX_POSITIONS_PER_MESSAGE)
+        if not self._outputs:
+            self._news.clear()
         return response
+
+    def take_into(self, response: worker_pb2.WorkerGenerateResponse, room: int) -> int:
+        """Move what is ready into an empty message, up to about `room` positions; return how many.
+
+        It stays empty when a choice was stopped meanwhile. Raises the KvhiveError that one of the choices
+        ended with.
+        """
+        updates: dict[int, worker_pb2.ChoiceUpdate] = {}
+        taken = 0
+        while taken < room and self._outputs:
+            taken += self._add(self._outputs.popleft(), response, updates)
+        return taken
 
     def _add(
         self,
@@ -82,12 +101,17 @@ class RequestStream:
             response.written_tokens = output.written_tokens
             response.pinned_tokens = output.pinned_tokens
             response.pulled_tokens = output.pulled_tokens
-        response.prompt_logprobs.extend(map(_wire_logprobs, output.prompt_logprobs))
+        if output.prompt_logprobs:
+            response.prompt_logprobs.extend(map(_wire_logprobs, output.prompt_logprobs))
         if output.tokens or output.finish is not None:
-            update = updates.setdefault(choice, worker_pb2.ChoiceUpdate(choice=choice))
+            update = updates.get(choice)
+            if update is None:
+                update = updates[choice] = response.updates.add(choice=choice)
             update.token_ids.extend(output.tokens)
-            update.logprobs.extend(map(_wire_logprobs, output.logprobs))
-            update.drafted_tokens, update.accepted_tokens = output.drafted, output.accepted
+            if output.logprobs:
+                update.logprobs.extend(map(_wire_logprobs, output.logprobs))
+            if output.drafted:
+                update.drafted_tokens, update.accepted_tokens = output.drafted, output.accepted
             if output.finish is not None:
                 update.finished.stopped = output.finish is FinishReason.STOP
                 self._open.discard(choice)

@@ -265,6 +265,8 @@ class WorkerServer:
             self._publishing.cancel()
             await asyncio.gather(self._publishing, return_exceptions=True)
         if self._grpc is not None:
+            if self._service is not None:
+                self._service.end_sessions()
             await self._grpc.stop(1.0)
         if self._redis is not None:
             await self._redis.aclose()

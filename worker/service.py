@@ -12,15 +12,17 @@ from typing import Any
 
 import grpc
 
-from kvhive.proto.errors import ComputeError, InvalidRequest, KvhiveError, Overloaded
+from kvhive.proto.errors import InvalidRequest, KvhiveError, TimedOut
 from kvhive.proto.index_schema import WorkerState
 from kvhive.proto.transport import CLUSTER_TOKEN_KEY
 from kvhive.proto.v1 import worker_pb2, worker_pb2_grpc
 from kvhive.worker.engine import Engine, Output
 from kvhive.worker.kv_transfer import KvTransfer
 from kvhive.worker.model_runner import ModelShape
+from kvhive.worker.refusal import Refused, status_of
 from kvhive.worker.request_stream import RequestStream
 from kvhive.worker.request_validation import choice_of, to_sequences
+from kvhive.worker.session import Session
 from kvhive.worker.transfer_channel import ChannelBroken
 from kvhive.worker.transfer_peers import PeerFailed
 from kvhive.worker.transfer_source import ChannelUnknown, SendBusy, SendRefused
@@ -34,11 +36,6 @@ _TRANSFER_STATUS: dict[type[Exception], grpc.StatusCode] = {
     SendBusy: grpc.StatusCode.RESOURCE_EXHAUSTED,
     ChannelUnknown: grpc.StatusCode.NOT_FOUND,
     ChannelBroken: grpc.StatusCode.UNAVAILABLE,
-}
-_STATUS: dict[type[KvhiveError], grpc.StatusCode] = {
-    InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
-    Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    ComputeError: grpc.StatusCode.INTERNAL,
 }
 
 
@@ -63,6 +60,8 @@ class ClusterTokenGuard(grpc.aio.ServerInterceptor):
         async def refuse(_request: Any, context: Any) -> None:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"{CLUSTER_TOKEN_KEY}: missing or wrong")
 
+        if handler.request_streaming:
+            return grpc.stream_stream_rpc_method_handler(refuse)
         return grpc.unary_unary_rpc_method_handler(refuse)
 
 
@@ -77,6 +76,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._engine: Engine | None = None
         self._transfer: KvTransfer | None = None
         self._streams: dict[str, RequestStream] = {}
+        self._sessions: set[Session] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._loop = asyncio.get_running_loop()
@@ -105,47 +105,81 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         """Requests that have not ended yet."""
         return len(self._streams)
 
-    async def Generate(
-        self, request: worker_pb2.WorkerGenerateRequest, context: Any
-    ) -> AsyncIterator[worker_pb2.WorkerGenerateResponse]:
-        """Stream one request's choices; they end as a group, however the stream ends."""
-        engine = await self._ready_engine(request.worker_id, context)
-        try:
-            sequences = to_sequences(request, self._shape)
-        except InvalidRequest as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+    def open(
+        self, request: worker_pb2.WorkerGenerateRequest, heard: Callable[[], None] | None = None
+    ) -> RequestStream:
+        """See RequestDesk."""
+        engine = self._ready_engine(request.worker_id)
+        sequences = to_sequences(request, self._shape)
         request_id = request.request_id
         if request_id in self._streams:
-            await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"request_id: {request_id!r} is running here")
-        stream = RequestStream(seq.sampling.choice for seq in sequences)
+            raise Refused("ALREADY_EXISTS", f"request_id: {request_id!r} is running here")
+        stream = RequestStream((seq.sampling.choice for seq in sequences), heard)
         self._streams[request_id] = stream
         self._idle.clear()
         for seq in sequences:
             engine.submit(seq)
+        return stream
+
+    def close(self, request_id: str) -> None:
+        """See RequestDesk. Sequences that have ended are ended twice, which does no harm."""
+        stream = self._streams.pop(request_id)
+        if not self._streams:
+            self._idle.set()
+        assert self._engine is not None
+        for choice in stream.choices:
+            self._engine.cancel(f"{request_id}/{choice}")
+
+    async def Generate(
+        self, request: worker_pb2.WorkerGenerateRequest, context: Any
+    ) -> AsyncIterator[worker_pb2.WorkerGenerateResponse]:
+        """Stream one request's choices; they end as a group, however the stream ends."""
+        try:
+            async with aclosing(self._generate(request)) as responses:
+                async for response in responses:
+                    yield response
+        except KvhiveError as error:
+            await context.abort(grpc.StatusCode[status_of(error)], str(error))
+
+    async def _generate(
+        self, request: worker_pb2.WorkerGenerateRequest
+    ) -> AsyncGenerator[worker_pb2.WorkerGenerateResponse, None]:
+        stream = self.open(request)
         deadline = self._loop.time() + request.queue_timeout_s if request.queue_timeout_s else None
         try:
             while not stream.ended:
                 async with asyncio.timeout_at(None if stream.begun else deadline):
                     response = await stream.take()
                 yield response
-        except TimeoutError:
+        except TimeoutError as error:
             message = f"queue_timeout_s: no first token within {request.queue_timeout_s:g} s"
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, message)
-        except KvhiveError as error:
-            await context.abort(_STATUS.get(type(error), grpc.StatusCode.UNAVAILABLE), str(error))
+            raise TimedOut(message) from error
         finally:
-            # Also when the client has gone: the generator is closed then. Ending twice does no harm.
-            del self._streams[request_id]
-            if not self._streams:
-                self._idle.set()
-            for seq in sequences:
-                engine.cancel(seq.request_id)
+            self.close(request.request_id)  # also when the client has gone: the generator is closed then
+
+    async def Session(
+        self, requests: AsyncIterator[worker_pb2.SessionRequest], context: Any
+    ) -> AsyncIterator[worker_pb2.SessionResponse]:
+        """Stream all of a router's requests."""
+        session = Session(self)
+        self._sessions.add(session)
+        try:
+            async with aclosing(session.run(requests)) as responses:
+                async for response in responses:
+                    yield response
+        finally:
+            self._sessions.discard(session)
+
+    def end_sessions(self) -> None:
+        """Let routers go, after their requests have ended."""
+        for session in self._sessions:
+            session.end()
 
     async def StopChoices(
         self, request: worker_pb2.StopChoicesRequest, context: Any
     ) -> worker_pb2.StopChoicesResponse:
         """End some choices of a running request, and leave all else alone."""
-        engine = await self._ready_engine("", context, draining_too=True)
+        engine = await self._engine_or_abort(context)
         stream = self._streams.get(request.request_id)
         if stream is not None:
             for choice in request.choices:
@@ -157,7 +191,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.GetStatusRequest, context: Any
     ) -> worker_pb2.GetStatusResponse:
         """Report the accounting as of the end of the last step."""
-        engine = await self._ready_engine("", context, draining_too=True)
+        engine = await self._engine_or_abort(context)
         load = engine.load
         return worker_pb2.GetStatusResponse(
             worker_id=self.worker_id,
@@ -183,7 +217,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.ClearCacheRequest, context: Any
     ) -> worker_pb2.ClearCacheResponse:
         """Forget every cached block that no request is using."""
-        engine = await self._ready_engine("", context, draining_too=True)
+        engine = await self._engine_or_abort(context)
         cleared: asyncio.Future[int] = self._loop.create_future()
 
         def settle(count: int) -> None:
@@ -239,22 +273,28 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
     async def _ready_transfer(self, meant_for: str, context: Any) -> KvTransfer:
         """Blocks may move while a worker drains: that is when they should."""
-        await self._ready_engine(meant_for, context, draining_too=True)
+        await self._engine_or_abort(context, meant_for)
         if self._transfer is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "workers.transfer.enabled: is off here")
         assert self._transfer is not None
         return self._transfer
 
-    async def _ready_engine(self, meant_for: str, context: Any, draining_too: bool = False) -> Engine:
+    async def _engine_or_abort(self, context: Any, meant_for: str = "") -> Engine:
+        try:
+            return self._ready_engine(meant_for, draining_too=True)
+        except Refused as error:
+            await context.abort(grpc.StatusCode[error.status], str(error))
+            raise
+
+    def _ready_engine(self, meant_for: str, draining_too: bool = False) -> Engine:
         if meant_for not in ("", self.worker_id):
-            await context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION,
+            raise Refused(
+                "FAILED_PRECONDITION",
                 f"worker_id: the request is for {meant_for!r}, this is {self.worker_id!r}",
             )
         serving = self.state is WorkerState.SERVING or (draining_too and self.state is WorkerState.DRAINING)
         if self._engine is None or not serving:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, f"worker {self.worker_id} is {self.state.value}")
-        assert self._engine is not None
+            raise Refused("UNAVAILABLE", f"worker {self.worker_id} is {self.state.value}")
         return self._engine
 
     def _distribute(self, outputs: list[Output]) -> None:

@@ -261,6 +261,42 @@ class WorkerFinished(_message.Message):
     stopped: bool
     def __init__(self, stopped: _Optional[bool] = ...) -> None: ...
 
+class SessionRequest(_message.Message):
+    __slots__ = ("start", "cancel", "hold", "resume")
+    START_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
+    start: _containers.RepeatedCompositeFieldContainer[WorkerGenerateRequest]
+    cancel: _containers.RepeatedScalarFieldContainer[str]
+    hold: _containers.RepeatedScalarFieldContainer[str]
+    resume: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, start: _Optional[_Iterable[_Union[WorkerGenerateRequest, _Mapping]]] = ..., cancel: _Optional[_Iterable[str]] = ..., hold: _Optional[_Iterable[str]] = ..., resume: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SessionResponse(_message.Message):
+    __slots__ = ("news",)
+    NEWS_FIELD_NUMBER: _ClassVar[int]
+    news: _containers.RepeatedCompositeFieldContainer[SessionNews]
+    def __init__(self, news: _Optional[_Iterable[_Union[SessionNews, _Mapping]]] = ...) -> None: ...
+
+class SessionNews(_message.Message):
+    __slots__ = ("request_id", "response", "end")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    response: WorkerGenerateResponse
+    end: SessionEnd
+    def __init__(self, request_id: _Optional[str] = ..., response: _Optional[_Union[WorkerGenerateResponse, _Mapping]] = ..., end: _Optional[_Union[SessionEnd, _Mapping]] = ...) -> None: ...
+
+class SessionEnd(_message.Message):
+    __slots__ = ("status", "details")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
+    status: str
+    details: str
+    def __init__(self, status: _Optional[str] = ..., details: _Optional[str] = ...) -> None: ...
+
 class StopChoicesRequest(_message.Message):
     __slots__ = ("request_id", "choices")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]

@@ -39,6 +39,11 @@ class WorkerStub:
                 request_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.WorkerGenerateRequest.SerializeToString,
                 response_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.WorkerGenerateResponse.FromString,
                 _registered_method=True)
+        self.Session = channel.stream_stream(
+                '/kvhive.v1.Worker/Session',
+                request_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.SessionRequest.SerializeToString,
+                response_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.SessionResponse.FromString,
+                _registered_method=True)
         self.StopChoices = channel.unary_unary(
                 '/kvhive.v1.Worker/StopChoices',
                 request_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.StopChoicesRequest.SerializeToString,
@@ -79,6 +84,15 @@ class WorkerServicer:
         has `finished` set. Cancelling the call frees the request's blocks within two steps.
         Errors: INVALID_ARGUMENT, RESOURCE_EXHAUSTED (queue full), FAILED_PRECONDITION (not this worker),
         UNAVAILABLE (draining, stopping or the engine failed: retry elsewhere).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Session(self, request_iterator, context):
+        """All of a router's requests to this worker on one stream, so that the tokens of a step travel in one
+        message. What Generate does for one request a start does here; an error ends its request only, the end of
+        the stream ends them all.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -139,6 +153,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     request_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.WorkerGenerateRequest.FromString,
                     response_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.WorkerGenerateResponse.SerializeToString,
             ),
+            'Session': grpc.stream_stream_rpc_method_handler(
+                    servicer.Session,
+                    request_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.SessionRequest.FromString,
+                    response_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.SessionResponse.SerializeToString,
+            ),
             'StopChoices': grpc.unary_unary_rpc_method_handler(
                     servicer.StopChoices,
                     request_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.StopChoicesRequest.FromString,
@@ -197,6 +216,33 @@ class Worker:
             '/kvhive.v1.Worker/Generate',
             kvhive_dot_proto_dot_v1_dot_worker__pb2.WorkerGenerateRequest.SerializeToString,
             kvhive_dot_proto_dot_v1_dot_worker__pb2.WorkerGenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Session(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/kvhive.v1.Worker/Session',
+            kvhive_dot_proto_dot_v1_dot_worker__pb2.SessionRequest.SerializeToString,
+            kvhive_dot_proto_dot_v1_dot_worker__pb2.SessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

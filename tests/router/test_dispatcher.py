@@ -307,7 +307,9 @@ async def test_redis_is_flushed_again_and_again_under_traffic(
             await asyncio.sleep(0.3)
             for worker_id, worker in rig.workers.items():
                 known = rig.mirror._slots[worker_id].keys
-                assert len(known - {block_key(h) for h in list(worker.pool._by_hash)}) <= 8, "news on its way"
+                assert len({*known} - {block_key(h) for h in list(worker.pool._by_hash)}) <= 8, (
+                    "news on its way"
+                )
         flushing = False
         assert min(await asyncio.gather(*users)) > 2
         assert any(publisher.epoch not in epochs for publisher in rig.publishers.values())

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
+import socket
 import time
+from collections.abc import AsyncIterator
 
 import httpx
 import openai
@@ -133,3 +136,38 @@ async def test_it_serves_by_name(frontend: ScriptedFrontend) -> None:
     async with httpx.AsyncClient() as http:
         assert (await http.get(f"http://localhost:{port}/healthz")).status_code == 200
     await server.stop(0)
+
+
+async def test_no_token_waits_for_an_acknowledgement(frontend: ScriptedFrontend) -> None:
+    """Nagle's algorithm is off on accepted connections, or each token comes 40 ms late."""
+    server = HttpServer(create_app(frontend, CollectorRegistry()))
+    port = await server.start("127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+    await reader.readline()
+    connections = server._server.server_state.connections
+    (accepted,) = (connection.transport.get_extra_info("socket") for connection in connections)
+    assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    writer.close()
+    await server.stop(0)
+
+
+async def test_what_is_no_body_is_bounded_after_the_headers_too(port: int) -> None:
+    """Trailers and the framing of chunks would otherwise be kept for as long as a client sends them."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+    writer.write(b"2\r\n{}\r\n0\r\nA: " + b"x" * 1_000_000)
+    assert b" 400 " in await reader.readline()
+    writer.close()
+
+
+async def test_a_long_body_in_small_chunks_is_no_overhead(http: httpx.AsyncClient) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        body = json.dumps(say("say " + "w " * 20_000)).encode()
+        for start in range(0, len(body), 16):
+            yield body[start : start + 16]
+
+    response = await http.post(
+        "/v1/chat/completions", content=pieces(), headers={"content-type": "application/json"}
+    )
+    assert response.status_code == 200

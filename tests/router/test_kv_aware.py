@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvhive.router.policies.kv_aware import KvAwarePolicy
-from kvhive.router.routing_cost import FULL_POOL_S
+from kvhive.router.routing_cost import FULL_POOL_STEPS
 from kvhive.router.routing_policy import Candidate, Decision, RouteReason, RouteRequest, Speed
 
 SPEED = Speed(step_base_s=0.01, per_token_s=0.001, per_attention_s=0.0, max_step_tokens=512)
@@ -84,6 +84,12 @@ def test_the_price_of_computing_rises_where_it_evicts_what_is_used_again() -> No
     assert price(victim_reuse=0.5, free_tokens=655) == pytest.approx(2.0)
     often, never = worker("w1", victim_reuse=0.8), worker("w2")
     assert [cost.price for cost in decide(often, never).costs] == pytest.approx([1 / 0.6, 1 / 0.6])
+
+
+def test_what_another_worker_is_just_computing_is_not_computed_twice_for_its_own_price() -> None:
+    """Half of the prompt is on its way into w2, and as good as there in w3."""
+    costs = decide(worker("w1"), worker("w2", expected_blocks=20), worker("w3", matched_blocks=20)).costs
+    assert [cost.price for cost in costs] == pytest.approx([1.5, 1.0, 1.0])
 
 
 def test_a_cold_prompt_avoids_the_busy_worker_whatever_its_cache_holds() -> None:
@@ -174,7 +180,8 @@ FULL = worker("w1", live_tokens=9_500, decoding=4, release_tokens=500.0, capacit
 
 
 def room_s(candidate: Candidate) -> float:
-    return decide(candidate).costs[0].room_s - FULL_POOL_S * candidate.live_tokens / candidate.capacity_tokens
+    nearly_s = FULL_POOL_STEPS * SPEED.step_base_s * candidate.live_tokens / candidate.capacity_tokens
+    return decide(candidate).costs[0].room_s - nearly_s
 
 
 def test_a_pool_full_of_what_others_use_costs_the_wait_for_one_of_them() -> None:
@@ -204,7 +211,7 @@ def test_sequences_are_taken_to_grow_half_of_what_they_are_expected_to() -> None
 
 def test_of_two_pools_with_room_the_emptier_one_is_a_little_cheaper() -> None:
     costs = decide(worker("w1", live_tokens=5_000), worker("w2")).costs
-    assert (costs[0].room_s, costs[1].room_s) == pytest.approx((FULL_POOL_S / 2, 0.0))
+    assert (costs[0].room_s, costs[1].room_s) == pytest.approx((FULL_POOL_STEPS * 0.005, 0.0))
 
 
 def test_a_match_of_less_than_an_eighth_decides_no_tie() -> None:

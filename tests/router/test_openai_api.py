@@ -10,6 +10,7 @@ import pytest
 from kvhive.proto.errors import InvalidRequest, KvhiveError, Overloaded, Unavailable
 from kvhive.router.frontend import Delta, TokenLogprobs, TokenPiece, Usage
 from kvhive.router.http_body import BodyTooLarge, parse_object
+from kvhive.router.openai_events import sse_event
 from kvhive.router.openai_fields import CompletionRequest
 from kvhive.router.openai_logprobs import logprob_entries
 from kvhive.router.openai_request import parse_chat_completion
@@ -18,7 +19,6 @@ from kvhive.router.openai_response import (
     WholeChoice,
     describe_error,
     error_response,
-    sse_event,
 )
 from kvhive.router.request import ChatMessage, ChatPrompt
 from kvhive.router.sampling_params import SamplingParams

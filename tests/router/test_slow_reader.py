@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -25,24 +25,53 @@ from kvhive.router.http_gateway import HttpServer
 from kvhive.router.openai_api import create_app
 from kvhive.router.tokenizer import TextTokenizer
 from kvhive.router.worker_client import GrpcWorkerClient
+from kvhive.worker.request_stream import RequestStream
+from kvhive.worker.session import Session
 
 MESSAGE_TOKENS = 500
 MOST_MESSAGES = 4000
 """Of about 1.5 kB each: what sockets and HTTP/2 windows between worker and client may hold, and much more."""
 
 
-class EndlessWorker(worker_pb2_grpc.WorkerServicer):
-    """Sends as fast as it is read."""
+class EndlessStream(RequestStream):
+    """Always has more."""
 
-    def __init__(self) -> None:
+    def __init__(self, heard: Callable[[], None]) -> None:
+        super().__init__([0], heard)
         self.sent = 0
 
-    async def Generate(self, request: Any, context: Any) -> AsyncIterator[worker_pb2.WorkerGenerateResponse]:
-        while True:
-            message = worker_pb2.WorkerGenerateResponse()
-            message.updates.add(choice=0, token_ids=[300] * MESSAGE_TOKENS)
-            self.sent += 1
-            yield message
+    def take_into(self, response: worker_pb2.WorkerGenerateResponse, room: int) -> int:
+        response.updates.add(choice=0, token_ids=[300] * MESSAGE_TOKENS)
+        self.sent += 1
+        return MESSAGE_TOKENS
+
+    @property
+    def ready(self) -> bool:
+        return True
+
+
+class EndlessWorker(worker_pb2_grpc.WorkerServicer):
+    """Sends as fast as it is read, and whatever the session lets it."""
+
+    def __init__(self) -> None:
+        self.streams: list[EndlessStream] = []
+
+    @property
+    def sent(self) -> int:
+        return sum(stream.sent for stream in self.streams)
+
+    def open(self, request: Any, heard: Callable[[], None] | None = None) -> RequestStream:
+        assert heard is not None
+        asyncio.get_running_loop().call_soon(heard)
+        self.streams.append(EndlessStream(heard))
+        return self.streams[-1]
+
+    def close(self, request_id: str) -> None:
+        """See RequestDesk."""
+
+    async def Session(self, requests: Any, context: Any) -> AsyncIterator[worker_pb2.SessionResponse]:
+        async for response in Session(self).run(requests):
+            yield response
 
     async def stands_still(self) -> bool:
         """Wait until nothing is sent for a second; False when that takes too much."""

@@ -1,0 +1,33 @@
+"""HTTP/1.1 as the server speaks it: uvicorn's protocol over httptools, bounded in what is not a body."""
+
+from __future__ import annotations
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEADER_BYTES = 64 * 1024
+"""Of a request's line, headers and trailers, and of the framing of its body beyond FRAMING_BYTES a chunk."""
+FRAMING_BYTES = 32
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Refuses a request that has more than MAX_HEADER_BYTES of anything but body, complete or not."""
+
+    _overhead = 0
+    """Bytes of the present message that were not body."""
+
+    def data_received(self, data: bytes) -> None:
+        """Take in what a client sent."""
+        self._overhead += len(data)
+        super().data_received(data)
+        if self._overhead > MAX_HEADER_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"The headers must have at most {MAX_HEADER_BYTES} bytes.")
+
+    def on_body(self, body: bytes) -> None:
+        """Take in a part of the body."""
+        self._overhead = max(0, self._overhead - len(body) - FRAMING_BYTES)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Take in the end of a request; what follows is the next one."""
+        self._overhead = 0
+        super().on_message_complete()
