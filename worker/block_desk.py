@@ -33,7 +33,7 @@ class PullOutcome(StrEnum):
     NO_ROOM = "no_room"
     """No blocks to put them in, or too many pulls already."""
     BUSY = "busy"
-    """The source is sending to as many as it may."""
+    """The source is sending to as many as it may, or other pulls to here took too long."""
     REFUSED = "refused"
     """The source is another worker or epoch, or its blocks are of another kind."""
     UNREACHABLE = "unreachable"

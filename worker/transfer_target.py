@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
 
@@ -85,14 +85,11 @@ class TransferTarget:
         pace = Pace(time.monotonic() + config.timeout_s, config.stall_timeout_s, arrival.stopped)
         try:
             self._check_avoided(source)
-            async with asyncio.timeout(config.timeout_s):
-                await self._slots.acquire()
+            await self._in_turn(self._slots.acquire(), pace)
             try:
                 outcome = await self._pull(arrival, source, pace)
             finally:
                 self._slots.release()
-        except TimeoutError:
-            outcome = PullOutcome.TIMED_OUT
         except PeerFailed as error:
             outcome, reason = error.outcome, str(error)
         except ChannelBroken as error:
@@ -132,10 +129,20 @@ class TransferTarget:
             del self._avoided[next(iter(self._avoided))]
         self._avoided[key] = time.monotonic() + pause_s, pause_s
 
+    async def _in_turn(self, turn: Awaitable[object], pace: Pace) -> None:
+        """Wait for other pulls, half of the time that is left. Raises PeerFailed.
+
+        That they are slow is no fault of this one's source, which is to have the other half.
+        """
+        try:
+            async with asyncio.timeout((pace.deadline - time.monotonic()) / 2):
+                await turn
+        except TimeoutError:
+            raise PeerFailed(PullOutcome.BUSY, "other pulls to this worker took too long") from None
+
     async def _pull(self, arrival: Arrival, source: BlockSource, pace: Pace) -> PullOutcome:
         lane = self._lanes.of(source.worker_id)
-        async with asyncio.timeout_at(self._loop.time() + pace.deadline - time.monotonic()):
-            await lane.turn.acquire()
+        await self._in_turn(lane.turn.acquire(), pace)
         try:
             if lane.epoch != source.epoch:
                 lane.close()  # of a worker that is no more

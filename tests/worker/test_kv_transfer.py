@@ -269,3 +269,20 @@ async def test_a_worker_that_does_not_move_blocks_computes() -> None:
 def test_the_salt_is_part_of_a_chain() -> None:
     chain = hash_chain(ROOT, [1, 2, 3, 4], 4, namespace_extras("s1"))
     assert chain != hash_chain(ROOT, [1, 2, 3, 4], 4, namespace_extras("s2"))
+
+
+async def test_a_pull_whose_turn_does_not_come_does_not_blame_its_source() -> None:
+    config = replace(TRANSFER, max_concurrent=1, timeout_s=1.0)
+    async with pair(config, SLOW) as (a, b), running_worker("c", transfer=config) as c:
+        slow, quick = prompt_of(70, 81), prompt_of(71, 41)
+        await ask(a, "first", slow)
+        await ask(c, "first", quick)
+        first = asyncio.create_task(ask(b, "slow", slow, source_of(a, 20)))
+        await until(lambda: bool(b.engine.desk.moves.arrivals()))
+        answer = await ask(b, "waiting", quick, source_of(c, 10))
+        await first
+        assert answer.pulled_tokens == 0
+        assert await outcomes(b) == {"timed_out": 1, "busy": 1}
+        await ask(c, "second", prompt_of(72, 41))
+        assert (await ask(b, "later", prompt_of(72, 41), source_of(c, 10))).pulled_tokens == 40
+        await at_rest(a, b, c)
