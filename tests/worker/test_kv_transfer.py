@@ -286,3 +286,16 @@ async def test_a_pull_whose_turn_does_not_come_does_not_blame_its_source() -> No
         await ask(c, "second", prompt_of(72, 41))
         assert (await ask(b, "later", prompt_of(72, 41), source_of(c, 10))).pulled_tokens == 40
         await at_rest(a, b, c)
+
+
+async def test_workers_of_several_ranks_give_nothing() -> None:
+    """Each rank has a part of a block: alike or not, they do not move."""
+    identity = replace(IDENTITY, tp=2)
+    async with (
+        running_worker("a", transfer=TRANSFER, identity=identity) as a,
+        running_worker("b", transfer=TRANSFER, identity=identity) as b,
+    ):
+        prompt = prompt_of(80, 41)
+        await ask(a, "first", prompt)
+        assert (await ask(b, "pulled", prompt, source_of(a, 10))).pulled_tokens == 0
+        assert await outcomes(b) == {"refused": 1}
