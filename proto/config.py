@@ -35,6 +35,22 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TransferConfig:
+    """Blocks that move from worker to worker instead of being computed again."""
+
+    enabled: bool = True
+    """Let workers pull blocks from each other where that is faster than computing them."""
+    max_concurrent: int = 2
+    """Pulls that a worker has under way at once, and as many that it serves."""
+    timeout_s: float = 5.0
+    """Longest that a pull may take; what has not come by then is computed."""
+    stall_timeout_s: float = 2.0
+    """Longest that one chunk of a pull may take: how soon a hung worker is noticed."""
+    chunk_mib: int = 8
+    """Size of a chunk, after each of which blocks become usable; on GPUs also of two buffers per peer."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkersConfig:
     """The workers: Ray actors, each with one paged KV pool, on one device or on several that share it."""
 
@@ -70,6 +86,7 @@ class WorkersConfig:
     """Address the worker's gRPC service binds; `node` means the node's own IP, for many machines."""
     start_timeout_s: float = 300.0
     """How long `kvhive up` waits for a worker to load its model."""
+    transfer: TransferConfig = field(default_factory=TransferConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +190,10 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "workers.max_running": (1, 4096),
     "workers.max_waiting": (0, 1_000_000),
     "workers.start_timeout_s": (1, 86_400),
+    "workers.transfer.max_concurrent": (1, 64),
+    "workers.transfer.timeout_s": (0.1, 600),
+    "workers.transfer.stall_timeout_s": (0.1, 60),
+    "workers.transfer.chunk_mib": (1, 64),
     "speculation.max_drafts": (1, 64),
     "speculation.ngram_min": (1, 64),
     "speculation.ngram_max": (1, 64),

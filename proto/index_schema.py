@@ -114,6 +114,18 @@ class LoadReport:
     """Drafts that were verified since the worker's process began."""
     accepted_tokens: int = 0
     """Of those, the ones that were right."""
+    block_bytes: int = 0
+    """Bytes that one block is to a transfer; 0 where blocks do not move."""
+    pull_latency_s: float = 0.0
+    """Seconds that a pull takes whatever its size, as far as it was measured."""
+    pull_bytes_per_s: float = 0.0
+    """How fast blocks come here from other workers; 0 while it was not measured."""
+    pulls: int = 0
+    """Pulls that brought what there was."""
+    pulled_tokens: int = 0
+    """Prompt tokens that came from other workers and were not computed."""
+    pull_fallbacks: int = 0
+    """Pulls whose rest was computed instead, whatever the cause."""
     index_lag_batches: int = 0
     """Event batches not yet accepted by Redis."""
 

@@ -55,6 +55,9 @@ class CandidateTable(Sequence[Candidate]):
     growth_tokens: Column
     release_tokens: Column
     answer_tokens: Column
+    block_bytes: Column
+    pull_latency_s: Column
+    pull_bytes_per_s: Column
 
     @staticmethod
     def of(candidates: Sequence[Candidate]) -> CandidateTable:
@@ -82,11 +85,14 @@ class CandidateTable(Sequence[Candidate]):
                 c.growth_tokens,
                 c.release_tokens,
                 c.answer_tokens,
+                c.block_bytes,
+                c.pull_latency_s,
+                c.pull_bytes_per_s,
             )
             for c in candidates
         ]
         worker_ids = [candidate.worker_id for candidate in candidates]
-        columns = np.array(rows, np.float64).reshape(len(rows), 19).T
+        columns = np.array(rows, np.float64).reshape(len(rows), 22).T
         return CandidateTable(worker_ids, worker_seeds(worker_ids), *columns)
 
     def where(self, kept: Sequence[bool] | npt.NDArray[np.bool_]) -> CandidateTable:
@@ -130,6 +136,9 @@ class CandidateTable(Sequence[Candidate]):
             release_tokens=float(self.release_tokens[row]),
             answer_tokens=float(self.answer_tokens[row]),
             cold_tokens_per_s=float(self.cold_tokens_per_s[row]),
+            block_bytes=int(self.block_bytes[row]),
+            pull_latency_s=float(self.pull_latency_s[row]),
+            pull_bytes_per_s=float(self.pull_bytes_per_s[row]),
         )
 
     def _columns(self) -> tuple[Column, ...]:
@@ -153,4 +162,7 @@ class CandidateTable(Sequence[Candidate]):
             self.growth_tokens,
             self.release_tokens,
             self.answer_tokens,
+            self.block_bytes,
+            self.pull_latency_s,
+            self.pull_bytes_per_s,
         )

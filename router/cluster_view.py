@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvhive.proto.index_schema import WorkerRecord
 from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.router.kv_index import KvIndex
 from kvhive.router.kv_index_reader import KvIndexReader
+from kvhive.router.pull_cost import crossover_blocks
+from kvhive.router.routing_policy import Speed
 from kvhive.router.worker_registry import WorkerRegistry, WorkerView
 
 CONNECTED_WITHIN_S = 2.0
@@ -68,4 +71,22 @@ def _worker(view: WorkerView, index: KvIndex, routable: bool) -> pb.WorkerInfo:
         routable=routable,
         drafted_tokens=load.drafted_tokens,
         accepted_tokens=load.accepted_tokens,
+        pulled_tokens=load.pulled_tokens,
+        pulls=load.pulls,
+        pull_fallbacks=load.pull_fallbacks,
+        pull_latency_s=load.pull_latency_s,
+        pull_bytes_per_s=load.pull_bytes_per_s,
+        pull_crossover_blocks=_crossover(record),
+    )
+
+
+def _crossover(record: WorkerRecord) -> int:
+    load, size = record.load, record.block_size
+    speed = Speed(load.step_base_s, load.step_per_token_s, load.step_per_attention_s, load.max_step_tokens)
+    return crossover_blocks(
+        load.block_bytes,
+        load.pull_latency_s,
+        load.pull_bytes_per_s,
+        lambda blocks: speed.prefill_s(blocks * size),
+        max(1, record.max_context // size),
     )

@@ -10,14 +10,15 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvhive.proto.errors import InvalidRequest, Overloaded, Unavailable
-from kvhive.router.frontend import GenerationEvent, ModelInfo, Started, TokenPiece
+from kvhive.router.frontend import GenerationEvent, ModelInfo, Started, TokenPiece, Usage
 from kvhive.router.generation import Choice, Generation
 from kvhive.router.merged_streams import merged
 from kvhive.router.output_text import OutputText
-from kvhive.router.placement import Placement, Placer, RoutingState
+from kvhive.router.placement import Placement, Placer, PullSource, RoutingState
+from kvhive.router.prewarm import Run, prewarmed
 from kvhive.router.prompt import PromptPreparer
 from kvhive.router.request import (
     GenerateRequest,
@@ -95,6 +96,25 @@ class Dispatcher:
                 async for event in events:
                     yield event
 
+    async def prewarm(self, request: GenerateRequest, workers: int) -> list[Usage]:
+        """See TokenizingFrontend."""
+        with self._admitted():
+            return await prewarmed(request, workers, self._begin)
+
+    async def _begin(self, request: GenerateRequest, avoid: set[str], pull_from: str) -> Run:
+        generation = await self._prepare(request)
+        generation.avoid |= avoid
+        generation.pull_from = self._holder(pull_from, len(generation.prompt.keys))
+        return self._run(generation)
+
+    def _holder(self, worker_id: str, blocks: int) -> PullSource | None:
+        """Name a worker as the source of blocks that it has just computed, where blocks move."""
+        for view in self._state.registry.routable(self._clock()):
+            record = view.record
+            if record.worker_id == worker_id and record.load.block_bytes and blocks:
+                return PullSource(worker_id, record.address, record.epoch, blocks)
+        return None
+
     @contextmanager
     def _admitted(self) -> Iterator[None]:
         """Count a request in flight. Raises Overloaded at the limit."""
@@ -155,9 +175,12 @@ class Dispatcher:
             self._state.loads.finish(generation.wire_id, self._clock())
 
     def _place(self, generation: Generation) -> Placement:
-        return self._placer.place(
+        placement = self._placer.place(
             generation.wire_id, generation.prompt, generation.max_tokens, generation.avoid
         )
+        if generation.pull_from is None:
+            return placement
+        return replace(placement, source=generation.pull_from)
 
     def _pass_on(self, generation: Generation, placement: Placement, error: WorkerBusy) -> Placement:
         """Try another worker when one's queue is full, which is no fault of its. Raises Overloaded."""
@@ -201,7 +224,7 @@ class Dispatcher:
         self, generation: Generation, placement: Placement
     ) -> AsyncGenerator[GenerationEvent, None]:
         """Stream from one worker to the end. Raises WorkerLost with what arrived kept in the generation."""
-        requests = worker_requests(generation, placement.worker_id, self._limits.queue_timeout_s)
+        requests = worker_requests(generation, placement, self._limits.queue_timeout_s)
         begun = False
         streams = [self._workers.generate(placement.address, request) for request in requests]
         async with aclosing(merged(streams)) as messages:

@@ -71,7 +71,7 @@ class Fleet:
         self._rows = {worker_id: row for row, worker_id in enumerate(self._worker_ids)}
         self._seeds = worker_seeds(self._worker_ids)
         self._speed: Column = np.zeros((4, len(views)))
-        self._static: Column = np.zeros((6, len(views)))
+        self._static: Column = np.zeros((9, len(views)))
         self._load: Column = np.zeros((4, len(views)))
         self._speed_columns, self._static_columns = list(self._speed), list(self._static)
         self._load_columns = list(self._load)
@@ -97,6 +97,9 @@ class Fleet:
                 load.growth_tokens,
                 load.release_tokens,
                 load.answer_tokens,
+                load.block_bytes,
+                load.pull_latency_s,
+                load.pull_bytes_per_s,
             )
         return {self._worker_ids[row] for row in new}
 

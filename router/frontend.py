@@ -37,6 +37,8 @@ class Usage:
     drafted_tokens: int = 0
     """Drafts that were verified."""
     accepted_tokens: int = 0
+    pulled_tokens: int = 0
+    """Prompt tokens whose KV came from another worker for this request: neither cached nor computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +132,15 @@ class Frontend(Protocol):
 
 
 class TokenizingFrontend(Frontend, Protocol):
-    """A Frontend that also tells how it would tokenise."""
+    """A Frontend that also tells how it would tokenise, and prepares for a prompt."""
 
     async def tokenize(self, prompt: Prompt, model: str = "") -> list[int]:
         """Return the token ids that `generate` would compute. Raises InvalidRequest, Overloaded."""
+        ...
+
+    async def prewarm(self, request: GenerateRequest, workers: int) -> list[Usage]:
+        """Bring a prompt's full blocks into the caches of `workers` workers, or of all there are.
+
+        Answers when they are there, with what each took. Raises InvalidRequest, Overloaded, Unavailable.
+        """
         ...

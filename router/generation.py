@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from kvhive.proto.v1 import worker_pb2
 from kvhive.router.frontend import Delta, Finished, FinishReason, TokenLogprobs, Usage
 from kvhive.router.output_text import OutputText
-from kvhive.router.placement import Placement
+from kvhive.router.placement import Placement, PullSource
 from kvhive.router.prompt import PreparedPrompt
 from kvhive.router.request import GenerateRequest
 
@@ -48,9 +48,12 @@ class Generation:
     stop_token_ids: list[int]
     cached_tokens: int | None = None
     written_tokens: int = 0
+    pulled_tokens: int = 0
     failovers: int = 0
     passes: int = 0
     """Times a worker's queue was full."""
+    pull_from: PullSource | None = None
+    """Where its blocks are to come from, whatever the index says; for a copy that was asked for."""
     avoid: set[str] = field(default_factory=set)
     """Workers that were lost or full."""
     prompt_positions: int = 0
@@ -85,6 +88,7 @@ class Generation:
         """Take in what a worker sent and yield what it means; the last choice's end carries the usage."""
         if self.cached_tokens is None and message.HasField("cached_tokens"):
             self.cached_tokens, self.written_tokens = message.cached_tokens, message.written_tokens
+            self.pulled_tokens = message.pulled_tokens
         if message.prompt_logprobs:
             yield from self._prompt_logprobs(message.prompt_logprobs)
         for update in message.updates:
@@ -135,6 +139,7 @@ class Generation:
             failovers=self.failovers,
             drafted_tokens=sum(choice.earlier_drafted + choice.drafted for choice in self.choices),
             accepted_tokens=sum(choice.earlier_accepted + choice.accepted for choice in self.choices),
+            pulled_tokens=self.pulled_tokens,
         )
 
 

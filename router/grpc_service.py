@@ -86,6 +86,25 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             await context.abort(_status(error), str(error))
             raise
 
+    async def Prewarm(self, request: pb.PrewarmRequest, context: Any) -> pb.PrewarmResponse:
+        """Bring a prompt into some workers' caches."""
+        if self._draining:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the router is stopping, retry")
+        try:
+            asked = GenerateRequest(
+                prompt=_prompt(request),
+                model=request.model,
+                cache_salt=request.cache_salt,
+                cache_key=request.cache_key,
+            )
+            usages = await self._frontend.prewarm(
+                asked, request.workers if request.HasField("workers") else 1
+            )
+        except KvhiveError as error:
+            await context.abort(_status(error), str(error))
+            raise
+        return pb.PrewarmResponse(prompt_tokens=usages[0].prompt_tokens, workers=map(_prewarmed, usages))
+
     async def GetCluster(self, request: pb.GetClusterRequest, context: Any) -> pb.GetClusterResponse:
         """Describe the cluster as this router sees it."""
         return self._cluster()
@@ -113,12 +132,21 @@ def _request(wire: pb.GenerateRequest) -> GenerateRequest:
     )
 
 
-def _prompt(wire: pb.GenerateRequest | pb.TokenizeRequest) -> Prompt:
+def _prewarmed(usage: Usage) -> pb.Prewarmed:
+    return pb.Prewarmed(
+        worker_id=usage.worker_id,
+        cached_tokens=usage.cached_tokens,
+        pulled_tokens=usage.pulled_tokens,
+        written_tokens=usage.written_tokens,
+    )
+
+
+def _prompt(wire: pb.GenerateRequest | pb.TokenizeRequest | pb.PrewarmRequest) -> Prompt:
     match wire.WhichOneof("input"):
         case "text":
             return TextPrompt(wire.text)
         case "token_ids":
-            assert isinstance(wire, pb.GenerateRequest)
+            assert not isinstance(wire, pb.TokenizeRequest)
             return TokenPrompt(tuple(wire.token_ids.ids))
         case "chat":
             return ChatPrompt(tuple(ChatMessage(m.role, m.content) for m in wire.chat.messages))
@@ -190,6 +218,7 @@ def _usage(usage: Usage) -> pb.Usage:
         failovers=usage.failovers,
         drafted_tokens=usage.drafted_tokens,
         accepted_tokens=usage.accepted_tokens,
+        pulled_tokens=usage.pulled_tokens,
     )
 
 

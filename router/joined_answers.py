@@ -40,6 +40,7 @@ def total_usage(usages: Sequence[Usage]) -> Usage:
         prompt_tokens=sum(usage.prompt_tokens for usage in usages),
         completion_tokens=sum(usage.completion_tokens for usage in usages),
         cached_tokens=sum(usage.cached_tokens for usage in usages),
+        pulled_tokens=sum(usage.pulled_tokens for usage in usages),
         reachable_tokens=sum(usage.reachable_tokens for usage in usages),
         written_tokens=sum(usage.written_tokens for usage in usages),
         worker_id=listed(usage.worker_id for usage in usages),

@@ -55,6 +55,7 @@ class RequestMetrics:
         self.failovers.inc(usage.failovers)
         self.tokens.labels("prompt").inc(usage.prompt_tokens)
         self.tokens.labels("cached").inc(usage.cached_tokens)
+        self.tokens.labels("pulled").inc(usage.pulled_tokens)
         self.tokens.labels("completion").inc(usage.completion_tokens)
         self.tokens.labels("drafted").inc(usage.drafted_tokens)
         self.tokens.labels("accepted").inc(usage.accepted_tokens)
@@ -88,6 +89,10 @@ class MeteredFrontend:
     async def tokenize(self, prompt: Prompt, model: str = "") -> list[int]:
         """See TokenizingFrontend."""
         return await self._inner.tokenize(prompt, model)
+
+    async def prewarm(self, request: GenerateRequest, workers: int) -> list[Usage]:
+        """See TokenizingFrontend."""
+        return await self._inner.prewarm(request, workers)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent, None]:
         """See Frontend."""

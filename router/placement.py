@@ -24,6 +24,17 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class PullSource:
+    """Another worker, from which the beginning of the prompt comes faster than it is computed."""
+
+    worker_id: str
+    address: str
+    epoch: int
+    blocks: int
+    """Leading blocks that the index says it holds."""
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     """Where a request goes."""
 
@@ -37,6 +48,8 @@ class Placement:
     """What it will hold by then, with what is on its way."""
     reachable_tokens: int
     """The most prompt tokens that any worker it may go to holds now, in full blocks."""
+    source: PullSource | None = None
+    """Where it is to pull from; None: nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +90,8 @@ class Placer:
         placement = self.weigh(prompt, max_tokens, avoid)
         worker_id, now = placement.worker_id, self._clock()
         loads, size, tokens = self._state.loads, self._block_size, len(prompt.token_ids)
-        uncached = max(1, tokens - placement.expected_blocks * size)
+        pulled = placement.source.blocks if placement.source else 0
+        uncached = max(1, tokens - max(placement.expected_blocks, pulled) * size)
         new = tokens - loads.shared_blocks(worker_id, prompt.keys) * size
         loads.reserve(request_id, worker_id, uncached, now, prompt.keys, new)
         self._state.predicted.add(worker_id, prompt.keys[placement.matched_blocks :], now)
@@ -113,6 +127,9 @@ class Placer:
             small = set(allowed.worker_ids) - set(table.worker_ids)
             excluded |= dict.fromkeys(small, f"its pool cannot hold {need} tokens")
         row, view = table.worker_ids.index(decision.worker_id), fleet.view(decision.worker_id)
+        source = self._source(route, table, row)
+        if source is not None:
+            decision = replace(decision, pull_from=source.worker_id)
         return Placement(
             worker_id=decision.worker_id,
             address=view.record.address,
@@ -121,7 +138,18 @@ class Placer:
             matched_blocks=int(table.matched_blocks[row]),
             expected_blocks=int(table.expected_blocks[row]),
             reachable_tokens=int(greatest(table.matched_blocks)) * self._block_size,
+            source=source,
         )
+
+    def _source(self, route: RouteRequest, table: CandidateTable, row: int) -> PullSource | None:
+        """Name where the chosen worker is to pull from, whatever the policy that chose it."""
+        if table.matched_blocks.max() <= table.expected_blocks[row]:
+            return None  # the usual case, without another comparison
+        pulls = compare(route, table).pulls
+        if not pulls.blocks[row]:
+            return None
+        record = self._fleet.view(table.worker_ids[pulls.source]).record
+        return PullSource(record.worker_id, record.address, record.epoch, int(pulls.blocks[row]))
 
     def _note_shared(self, route: RouteRequest, table: CandidateTable, keys: Sequence[BlockKey]) -> None:
         """Where room may be short, say how much of the prompt is in use there anyway."""

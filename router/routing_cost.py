@@ -4,24 +4,27 @@
     price(w) = 1 / (1 - load) / (1 - reuse)        reuse only where computing evicts
 
 `queue_s` is the prefill work ahead of the request, `compute_s` that of its own uncached tokens, both by
-the step-time model the worker measured of itself. The price is above 1 because computing spends capacity
-that others wait for: `load` is the share of the fleet's time that goes into prompts. What it evicts may have
-to be computed again, which evicts again: `reuse` is how likely that is, as the workers count it. Both are
-taken of the fleet as a whole, since what one worker counts is mostly chance. Tokens that another worker is
-just computing for somebody else count twice, else a burst of equal prompts would be computed everywhere.
-`decode_s` is what the running sequences add to the steps that compute it. `room_s` is the wait for some of
-them to end, where the pool, full of what they use and will use, has no room for the request.
+the step-time model the worker measured of itself; or a pull and the rest, where that takes less
+(pull_cost.py). The price is above 1 because computing spends capacity that others wait for: `load` is the
+share of the fleet's time that goes into prompts. What it evicts may have to be computed again, which evicts
+again: `reuse` is how likely that is, as the workers count it. Both are taken of the fleet as a whole, since
+what one worker counts is mostly chance. Tokens that another worker is just computing for somebody else count
+twice, else a burst of equal prompts would be computed everywhere. `decode_s` is what the running sequences
+add to the steps that compute it. `room_s` is the wait for some of them to end, where the pool, full of what
+they use and will use, has no room for the request.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import overload
 
 import numpy as np
 
 from kvhive.router.candidate_table import CandidateTable, Column, greatest
+from kvhive.router.pull_cost import PullTable, with_pulls
 from kvhive.router.routing_policy import Candidate, CandidateCost, RouteRequest
 
 HIGHEST_PRICE = 6.0
@@ -49,6 +52,7 @@ class CostTable(Sequence[CandidateCost]):
     decode_s: Column
     room_s: Column
     cost_s: Column
+    pulls: PullTable
 
     def __len__(self) -> int:
         return len(self.worker_ids)
@@ -69,6 +73,8 @@ class CostTable(Sequence[CandidateCost]):
             price=float(self.price[row]),
             decode_s=float(self.decode_s[row]),
             room_s=float(self.room_s[row]),
+            pull_s=float(self.pulls.pull_s[row]),
+            pulled_blocks=int(self.pulls.blocks[row]),
         )
 
     def __str__(self) -> str:
@@ -85,7 +91,8 @@ def compare(request: RouteRequest, candidates: Sequence[Candidate], least_blocks
     queue_steps = np.ceil(table.queue_tokens / table.max_step_tokens)
     steps = np.ceil((table.queue_tokens + uncached) / table.max_step_tokens)
     queue_s = queue_steps * table.step_base_s + _tokens_s(table, table.queue_tokens, 0.0)
-    compute_s = (steps - queue_steps) * table.step_base_s + _tokens_s(table, uncached, cached)
+    pulls = with_pulls(table, counted, least_blocks, partial(_compute_s, request, table, queue_steps))
+    compute_s = pulls.compute_s
     evicts = table.free_tokens < uncached + request.max_tokens
     busy = table.cold_tokens_per_s * (table.per_token_s + table.step_base_s / table.max_step_tokens)
     price = _price_of(busy) * np.where(evicts, _price_of(table.victim_reuse), 1.0)
@@ -106,7 +113,18 @@ def compare(request: RouteRequest, candidates: Sequence[Candidate], least_blocks
         decode_s,
         room_s,
         cost_s,
+        pulls,
     )
+
+
+def _compute_s(
+    request: RouteRequest, table: CandidateTable, queue_steps: Column, held_blocks: Column
+) -> Column:
+    """Seconds to compute the prompt after so many leading blocks, beyond what is queued before it."""
+    cached = np.minimum(held_blocks * request.block_size, request.prompt_tokens - 1)
+    uncached = request.prompt_tokens - cached
+    steps: Column = np.ceil((table.queue_tokens + uncached) / table.max_step_tokens)
+    return (steps - queue_steps) * table.step_base_s + _tokens_s(table, uncached, cached)
 
 
 def _tokens_s(table: CandidateTable, tokens: Column, context: Column | float) -> Column:

@@ -84,6 +84,12 @@ class Candidate:
     """The mean length of answers there."""
     cold_tokens_per_s: float = 0.0
     """Uncached prompt tokens that it has got per second, of late, from everybody."""
+    block_bytes: int = 0
+    """What one block is to a transfer; 0 where blocks do not move."""
+    pull_latency_s: float = 0.0
+    """What a pull to it takes whatever its size."""
+    pull_bytes_per_s: float = 0.0
+    """How fast blocks come to it from other workers; 0 while not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +117,10 @@ class CandidateCost:
     price: float
     decode_s: float
     room_s: float = 0.0
+    pull_s: float = 0.0
+    """Of compute_s, the pull from the worker that holds the most; 0 where computing is faster."""
+    pulled_blocks: int = 0
+    """Leading blocks that it has after that."""
 
     @property
     def cost_s(self) -> float:
@@ -128,6 +138,8 @@ class Decision:
     """Of every candidate. A policy that compares otherwise may leave it to the caller, who fills it in."""
     excluded: Mapping[str, str] = field(default_factory=dict)
     """Why workers of the cluster were no candidates: worker id -> reason. The caller's to fill in."""
+    pull_from: str = ""
+    """The worker that it is to pull the prompt's beginning from; empty: from nobody. The caller's, too."""
 
 
 class RoutingPolicy(Protocol):

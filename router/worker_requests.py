@@ -5,10 +5,11 @@ from __future__ import annotations
 from kvhive.proto.block_hash import pack_tokens
 from kvhive.proto.v1 import worker_pb2
 from kvhive.router.generation import Choice, Generation
+from kvhive.router.placement import Placement
 
 
 def worker_requests(
-    generation: Generation, worker_id: str, queue_timeout_s: float
+    generation: Generation, placement: Placement, queue_timeout_s: float
 ) -> list[worker_pb2.WorkerGenerateRequest]:
     """Return the requests that bring all unfinished choices to their end.
 
@@ -16,16 +17,16 @@ def worker_requests(
     own tokens, as a request of its own; noise is a function of seed, choice and position, so nothing changes.
     """
     if generation.untouched:
-        group = _request(generation, worker_id, queue_timeout_s)
+        group = _request(generation, placement, queue_timeout_s)
         group.n = len(generation.choices)
         return [group]
-    return [_resumed(generation, choice, worker_id, queue_timeout_s) for choice in generation.unfinished]
+    return [_resumed(generation, choice, placement, queue_timeout_s) for choice in generation.unfinished]
 
 
 def _resumed(
-    generation: Generation, choice: Choice, worker_id: str, queue_timeout_s: float
+    generation: Generation, choice: Choice, placement: Placement, queue_timeout_s: float
 ) -> worker_pb2.WorkerGenerateRequest:
-    request, done = _request(generation, worker_id, queue_timeout_s), choice.output.token_ids
+    request, done = _request(generation, placement, queue_timeout_s), choice.output.token_ids
     request.request_id += f"-{choice.index}"
     request.n, request.first_choice = 1, choice.index
     request.token_ids += pack_tokens(done)
@@ -36,11 +37,12 @@ def _resumed(
 
 
 def _request(
-    generation: Generation, worker_id: str, queue_timeout_s: float
+    generation: Generation, placement: Placement, queue_timeout_s: float
 ) -> worker_pb2.WorkerGenerateRequest:
     sampling = generation.request.sampling
     return worker_pb2.WorkerGenerateRequest(
-        worker_id=worker_id,
+        worker_id=placement.worker_id,
+        source=_source(placement),
         request_id=generation.wire_id,
         token_ids=generation.prompt.packed,
         cache_salt=generation.request.cache_salt,
@@ -64,4 +66,13 @@ def _request(
             prompt_logprobs=sampling.prompt_logprobs,
             speculate=sampling.speculate,
         ),
+    )
+
+
+def _source(placement: Placement) -> worker_pb2.BlockSource | None:
+    source = placement.source
+    if source is None:
+        return None
+    return worker_pb2.BlockSource(
+        worker_id=source.worker_id, address=source.address, epoch=source.epoch, blocks=source.blocks
     )

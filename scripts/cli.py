@@ -1,4 +1,4 @@
-"""The command line: `kvhive up | down | status | generate | chat | simulate | bench | version`.
+"""The command line: `kvhive up | down | status | generate | chat | prewarm | simulate | bench | version`.
 
 Each command finds its cluster by the state that `up` wrote. Errors are one line on stderr and exit status
 1; wrong usage is 2. What only one command needs (ray, torch, grpc) is imported in that command.
@@ -141,6 +141,24 @@ def generate(name: str | None, as_json: bool, flags: SamplingFlags, prompt: str)
 @cli.command()
 @cluster_option
 @json_option
+@click.option("--workers", type=int, default=1, show_default=True, help="How many are to hold it.")
+@click.option("--system", default=None, help="PROMPT is a message after this system message.")
+@click.option("--cache-salt", default="", help="Share cached blocks only with requests of this salt.")
+@click.argument("prompt")
+def prewarm(
+    name: str | None, as_json: bool, workers: int, system: str | None, cache_salt: str, prompt: str
+) -> None:
+    """Bring PROMPT (`-` reads it from stdin) into workers' caches, and return when it is there."""
+    from kvhive.scripts import prewarm_command
+
+    text = sys.stdin.read() if prompt == "-" else prompt
+    wanted = prewarm_command.Wanted(text, system, cache_salt, workers)
+    prewarm_command.run(_folder(name).require().grpc, wanted, as_json)
+
+
+@cli.command()
+@cluster_option
+@json_option
 @sampling_flags
 @click.option("--system", default="", help="The system message.")
 @click.argument("message", required=False)
@@ -232,6 +250,28 @@ def bench_proxy(peers: tuple[str, ...], rounds: int, quick: bool, as_json: bool)
 
     plan = command.Plan(rounds, 10, 0.005, 16) if quick else command.Plan(rounds)
     command.run(plan, [command.parse_peer(peer) for peer in peers], as_json)
+
+
+@bench.command("transfer")
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, 1000),
+    default=9,
+    show_default=True,
+    help="Times that the sides take turns.",
+)
+@click.option("--grid/--no-grid", default=True, show_default=True, help="Pull or compute, cell by cell.")
+@click.option("--quick", is_flag=True, help="Few cells, to see that it runs.")
+@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Where pulling is faster.")
+@json_option
+def bench_transfer(rounds: int, grid: bool, quick: bool, png: Path | None, as_json: bool) -> None:
+    """Measure how fast blocks move between workers, and whether pulling is chosen where it is faster.
+
+    On workers of a random model of its own, on this machine; no cluster is needed.
+    """
+    from kvhive.scripts import bench_transfer as command
+
+    command.run(command.Plan(rounds, quick, grid), png, as_json)
 
 
 @cli.command()

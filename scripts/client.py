@@ -50,6 +50,14 @@ class RouterClient:
             raise self._translate(error) from error
         return answer
 
+    def prewarm(self, request: pb.PrewarmRequest) -> pb.PrewarmResponse:
+        """Bring a prompt into some workers' caches; returns when it is there. Raises KvhiveError."""
+        try:
+            answer: pb.PrewarmResponse = self._stub.Prewarm(request)
+        except grpc.RpcError as error:
+            raise self._translate(error) from error
+        return answer
+
     def generate(self, request: pb.GenerateRequest) -> Iterator[pb.GenerateResponse]:
         """Stream one generation. Closing the iterator cancels it. Raises KvhiveError."""
         call = self._stub.Generate(request)

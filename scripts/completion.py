@@ -48,9 +48,10 @@ class Answer:
         usage = self.usage
         worker = usage.get("worker_id") or self.worker_id
         moved = f", moved {usage['failovers']}x" if usage.get("failovers") else ""
+        pulled = f", pulled {usage['pulled_tokens']}" if usage.get("pulled_tokens") else ""
         return (
             f"[worker {worker} ({usage.get('route_reason') or '?'}{moved}), "
-            f"prompt {usage.get('prompt_tokens', 0)} tokens, cached {usage.get('cached_tokens', 0)}, "
+            f"prompt {usage.get('prompt_tokens', 0)} tokens, cached {usage.get('cached_tokens', 0)}{pulled}, "
             f"generated {usage.get('completion_tokens', 0)}, TTFT {self.ttft_s * 1000:.0f} ms, "
             f"{self.total_s:.1f} s, {self.finish_reason}]"
         )

@@ -17,6 +17,7 @@ _COLUMNS = (
     ("CACHED", "cached"),
     ("FREE", "free"),
     ("HIT", "hit"),
+    ("PULLED", "pulled"),
     ("ACCEPT", "accept"),
     ("ADDRESS", "address"),
     ("EPOCH", "epoch"),
@@ -46,6 +47,7 @@ def status_lines(document: dict[str, Any]) -> list[str]:
     for worker in document["workers"]:
         shares = {
             "hit": _share(worker["prefix_hit_tokens"], worker["prefix_query_tokens"]),
+            "pulled": _share(worker["pulled_tokens"], worker["prefix_query_tokens"]),
             "accept": _share(worker["accepted_tokens"], worker["drafted_tokens"]),
         }
         values = {**worker, **worker["blocks"], **shares}

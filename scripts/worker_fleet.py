@@ -105,6 +105,7 @@ class Fleet:
             redis_timeout_s=config.redis.timeout_s,
             cluster_token=self.cluster_token,
             speculation=config.speculation,
+            transfer=workers.transfer,
         )
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from kvhive.proto.errors import ComputeError, KvhiveError, Unavailable
 from kvhive.proto.index_schema import LoadReport
 from kvhive.proto.kv_events import KvEvent
+from kvhive.worker.block_desk import BlockDesk, PullOutcome
 from kvhive.worker.model_runner import Chunk, ChunkResult, ModelRunner, TokenLogprobs
 from kvhive.worker.scheduler import Scheduler
 from kvhive.worker.sequence import FinishReason, Sequence
@@ -24,7 +25,7 @@ from kvhive.worker.step_time import StepTimeModel
 log = logging.getLogger(__name__)
 
 LEASE_POLL_S = 0.05
-"""How often to look again while all that waits is waiting for the lease of a pin to end."""
+"""How often to look again while all that waits is waiting for blocks that a pin or a transfer holds."""
 
 
 @dataclass(slots=True)  # made by the hundred in each step: frozen ones cost thrice
@@ -43,6 +44,7 @@ class Output:
     accepted: int = 0
     finish: FinishReason | None = None
     error: KvhiveError | None = None
+    pulled_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,9 @@ class Engine:
         self._untold: tuple[list[Scheduled], list[ChunkResult]] | None = None
         self._load = LoadReport()
         self._leaks = 0
+        self._waits_for_moves = False
+        self.desk = BlockDesk(scheduler, self._post)
+        """What transfers of blocks speak to."""
         self.steps = 0
         self.step_time = StepTimeModel()
 
@@ -123,6 +128,7 @@ class Engine:
         """
         self._take_in()
         plan = self._scheduler.schedule()
+        self._waits_for_moves = not plan and not self.desk.moves.idle
         results = self._timed_run([item.chunk for item in plan]) if plan else []
         self._scheduler.commit(plan, results)
         self._tell_rest()  # where nothing was launched meanwhile
@@ -154,6 +160,7 @@ class Engine:
         sequences, self._sequences = self._sequences, {}
         for seq in sequences.values():
             self._scheduler.cancel(seq)
+            self.desk.dropped(seq)
         self._report()
 
     def _take_in(self) -> None:
@@ -167,9 +174,10 @@ class Engine:
 
     def _wait_for_work(self) -> bool:
         with self._wake:
-            if not self._stopping and not self._inbox and self._scheduler.waits_for_leases:
+            blocked = self._scheduler.waits_for_leases or self._waits_for_moves
+            if not self._stopping and not self._inbox and blocked and not self._scheduler.at_rest:
                 self._wake.wait(LEASE_POLL_S)
-            while not self._stopping and not self._inbox and self._scheduler.idle:
+            while not self._stopping and not self._inbox and self._scheduler.at_rest:
                 self._wake.wait()
             return not self._stopping
 
@@ -182,11 +190,13 @@ class Engine:
             self._refused.append(Output(seq.request_id, error=error))
         else:
             self._sequences[seq.request_id] = seq
+            self.desk.fetch_for(seq)
 
     def _drop(self, request_id: str) -> None:
         seq = self._sequences.pop(request_id, None)
         if seq is not None:
             self._scheduler.cancel(seq)
+            self.desk.dropped(seq)
 
     def _timed_run(self, chunks: list[Chunk]) -> list[ChunkResult]:
         started = self._clock()
@@ -230,6 +240,7 @@ class Engine:
                         seq.drafted,
                         seq.accepted,
                         finish,
+                        pulled_tokens=seq.pulled_tokens,
                     )
                 )
             if finish is not None:
@@ -242,12 +253,13 @@ class Engine:
 
     def _report(self) -> None:
         usage = self._manager.pool.usage()
-        if usage.live and self._scheduler.idle:
+        if usage.live and self._scheduler.idle and self.desk.moves.idle:
             self._leaks += 1
             log.error("accounting: %d blocks are live while nothing runs (%d times)", usage.live, self._leaks)
         base, per_token, per_attention = self.step_time.coefficients
-        scheduler = self._scheduler
+        scheduler, outcomes = self._scheduler, self.desk.outcomes
         forecast = scheduler.answers.forecast(scheduler.running, self._clock())
+        latency_s, bytes_per_s = self.desk.rate.measured()
         self._load = LoadReport(
             queued_prefill_tokens=scheduler.queued_prefill_tokens,
             running=len(scheduler.running),
@@ -270,4 +282,10 @@ class Engine:
             accounting_errors=self._leaks,
             drafted_tokens=scheduler.drafted,
             accepted_tokens=scheduler.accepted,
+            block_bytes=self.desk.block_bytes,
+            pull_latency_s=latency_s,
+            pull_bytes_per_s=bytes_per_s,
+            pulled_tokens=scheduler.pulled_tokens,
+            pulls=outcomes[PullOutcome.PULLED] + outcomes[PullOutcome.SHORT],
+            pull_fallbacks=outcomes.total() - outcomes[PullOutcome.PULLED] - outcomes[PullOutcome.SHORT],
         )

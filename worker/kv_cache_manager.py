@@ -23,17 +23,21 @@ class KvCacheManager:
         """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
-    def match(self, seq: Sequence) -> list[Block]:
-        """Return the registered blocks of the longest cached prefix of a sequence.
+    def usable(self, seq: Sequence) -> list[BlockHash]:
+        """Return the hashes of the leading blocks of a sequence that it need not compute itself.
 
         At least the last token is left to compute, since its logits are needed: a prompt of exactly n full
-        blocks matches at most n - 1. Nothing matches while the logits of the prompt itself are needed.
+        blocks uses at most n - 1. None while the logits of the prompt itself are needed.
         """
         if seq.wants_prompt_logprobs:
             return []
         extend_chain(seq.hashes, self._root, seq.tokens, self.block_size, seq.extras)
+        return seq.hashes[: (len(seq.tokens) - 1) // self.block_size]
+
+    def match(self, seq: Sequence) -> list[Block]:
+        """Return the registered blocks of the longest cached prefix of a sequence, as far as it is usable."""
         matched: list[Block] = []
-        for block_hash in seq.hashes[: (len(seq.tokens) - 1) // self.block_size]:
+        for block_hash in self.usable(seq):
             block = self.pool.lookup(block_hash)
             if block is None:
                 break
@@ -65,8 +69,10 @@ class KvCacheManager:
         seq.registered = len(matched)
         seq.num_computed = len(matched) * self.block_size
         if seq.cached_tokens is None:  # not a return after preemption: those tokens are not a hit
-            # Neither is what another choice of the same request has computed.
-            seq.cached_tokens = seq.num_computed if seq.after is None else 0
+            # Neither is what another choice of the same request has computed, nor what was pulled for it.
+            pulled = len(range(seq.arrived.start, min(seq.arrived.stop, len(matched))))
+            seq.pulled_tokens = pulled * self.block_size
+            seq.cached_tokens = seq.num_computed - seq.pulled_tokens if seq.after is None else 0
 
     def grow(self, seq: Sequence, num_tokens: int) -> bool:
         """Extend the block table by room for `num_tokens` tokens; False when the pool is exhausted."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvhive.proto.config import SpeculationConfig
+from kvhive.proto.config import SpeculationConfig, TransferConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,11 @@ class WorkerOptions:
     heartbeat_s: float = 0.5
     redis_timeout_s: float = 2.0
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    transfer: TransferConfig = field(default_factory=TransferConfig)
+    emulated_bytes_per_s: float = 0.0
+    """For measurements: what this worker sends is held back to that many; 0 is as fast as it goes."""
+    emulated_delay_s: float = 0.0
+    """... and begins so much later."""
 
 
 CPU_POOL_TOKENS = 16384

@@ -24,22 +24,25 @@ from kvhive.proto.limits import (
 )
 from kvhive.proto.v1 import worker_pb2
 from kvhive.worker.model_runner import ModelShape
-from kvhive.worker.sequence import Pin, SamplingParams, Sequence
+from kvhive.worker.sequence import BlockSource, Pin, SamplingParams, Sequence
 
 _ABOVE_ZERO = math.ulp(0.0)
+MAX_ADDRESS_CHARS = 300
+"""A host name has at most 253."""
 
 
 def to_sequences(request: worker_pb2.WorkerGenerateRequest, shape: ModelShape) -> list[Sequence]:
     """Build one sequence per choice from a wire request, the first one leading.
 
     Its request_id is `{request_id}/{choice}` (`choice_of` reads it). The others wait for the first one's
-    prompt, and leave pins and the prompt's log-probabilities to it.
+    prompt, and leave pins, the source and the prompt's log-probabilities to it.
     Raises InvalidRequest naming field, limit and value.
     """
     tokens = _tokens(request, shape)
     _check_request(request, len(tokens))
     wire, resumed = request.sampling, request.resumed_tokens
     pins = tuple(_pin(i, pin, len(tokens) - resumed) for i, pin in enumerate(request.pins))
+    source = _source(request)
     _check_sampling(wire, len(tokens), resumed, shape)
     sequences: list[Sequence] = []
     for choice in range(request.first_choice, request.first_choice + request.n):
@@ -54,6 +57,7 @@ def to_sequences(request: worker_pb2.WorkerGenerateRequest, shape: ModelShape) -
                 tenant=request.tenant,
                 after=parent,
                 pins=() if parent else pins,
+                source=None if parent else source,
                 extras=namespace_extras(request.cache_salt),
             )
         )
@@ -149,6 +153,15 @@ def _pin(index: int, pin: worker_pb2.WorkerPin, prompt_tokens: int) -> Pin:
     _within(f"pins[{index}].tokens", pin.tokens, 1, prompt_tokens)
     _within(f"pins[{index}].ttl_s", pin.ttl_s, 0.0, MAX_PIN_TTL_S)
     return Pin(pin.tokens, pin.ttl_s)
+
+
+def _source(request: worker_pb2.WorkerGenerateRequest) -> BlockSource | None:
+    wire = request.source
+    if not request.HasField("source") or not wire.blocks:
+        return None
+    _at_most("source.worker_id", len(wire.worker_id), MAX_REQUEST_ID_CHARS, "characters")
+    _at_most("source.address", len(wire.address), MAX_ADDRESS_CHARS, "characters")
+    return BlockSource(wire.worker_id, wire.address, wire.epoch, wire.blocks)
 
 
 def _in_vocabulary(field: str, token_ids: ReadOnly[int], shape: ModelShape) -> None:

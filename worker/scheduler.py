@@ -71,10 +71,13 @@ class Scheduler:
         self.running: dict[Sequence, Scheduled] = {}  # in the order of admission
         self._prefilling: set[Sequence] = set()  # those of them with more than one token to compute
         self._kept_out: set[str] = set()  # waiting for pins to end
+        self.cramped = False
+        """Whether somebody could not be admitted in the last step for want of blocks."""
         self._tickets = 0
         self.preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
+        self.pulled_tokens = 0
         self.drafted = 0
         self.accepted = 0
 
@@ -82,6 +85,11 @@ class Scheduler:
     def idle(self) -> bool:
         """Whether there is nothing to do."""
         return not self.waiting and not self.running
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether there is nothing to do until somebody comes, or what is on its way has come."""
+        return not self.running and self.waiting.at_rest
 
     @property
     def waits_for_leases(self) -> bool:
@@ -243,6 +251,7 @@ class Scheduler:
         Nobody overtakes a sequence that waits for blocks, unless only pins keep it out: that may take long.
         """
         admitting = admitting and bool(self.waiting) and len(self.running) < self.limits.batch
+        self.cramped = False
         if not self._prefilling and not admitting:
             return budget
         ranking = self._ranking()
@@ -253,9 +262,10 @@ class Scheduler:
             admitting = admitting and preempted == self.preemptions and len(self.running) < self.limits.batch
             newcomer = self.waiting.first(ranking) if admitting else None
             if newcomer and (not prompts or ranking.of(newcomer) < ranking.of(prompts[-1])):
-                if self.manager.fits(newcomer, self._whole_need(newcomer), self._reserved()):
+                if self.manager.fits(newcomer, self._whole_need(newcomer), self.reserved_blocks()):
                     budget -= self._start(newcomer, plan, budget)
                 else:
+                    self.cramped = True
                     admitting = self._pass_over(newcomer, passed)
             elif prompts:
                 budget -= self._catch_up(prompts.pop(), plan, budget)
@@ -322,7 +332,8 @@ class Scheduler:
         self.manager.admit(seq)
         if first_time and seq.after is None:  # what is computed again after preemption is no hit
             self.prefix_queries += len(seq.tokens)
-            self.prefix_hits += seq.num_computed
+            self.prefix_hits += seq.cached_tokens or 0
+            self.pulled_tokens += seq.pulled_tokens
         seq.state = SequenceState.RUNNING
         num_tokens = min(seq.remaining, budget)
         grown = self.manager.grow(seq, num_tokens)
@@ -335,7 +346,7 @@ class Scheduler:
 
     def _add_drafts(self, plan: list[Scheduled], budget: int, drafts_for: DraftsFor) -> None:
         """Give what is left of the budget to drafts, in blocks that nobody else is counting on."""
-        spare = self.manager.pool.available - self._reserved()
+        spare = self.manager.pool.available - self.reserved_blocks()
         for item in plan:
             seq = item.seq
             if budget == 0 or spare < 0:
@@ -346,7 +357,7 @@ class Scheduler:
             room = (len(seq.block_table) + own + spare) * self.manager.block_size - len(seq.tokens)
             drafts = min(drafts_for(seq), budget, room, seq.max_total - len(seq.tokens) - 1)
             if drafts > 0 and self.manager.grow(seq, 1 + drafts):
-                spare = self.manager.pool.available - self._reserved()
+                spare = self.manager.pool.available - self.reserved_blocks()
                 item.chunk.max_drafts = drafts
                 budget -= drafts
 
@@ -359,7 +370,8 @@ class Scheduler:
         """Blocks that a running sequence does not have yet of what it was admitted with."""
         return max(0, self.manager.blocks_for(self._whole_need(seq)) - len(seq.block_table))
 
-    def _reserved(self) -> int:
+    def reserved_blocks(self) -> int:
+        """Blocks that nobody has yet, and that running sequences were promised."""
         return sum(self._still_needed(seq) for seq in self.running)
 
     def _has(self, seq: Sequence) -> bool:

@@ -53,6 +53,18 @@ class Pin:
     ttl_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class BlockSource:
+    """Another worker that holds the beginning of a prompt: where to pull it from."""
+
+    worker_id: str
+    address: str
+    """host:port of its kvhive.v1.Worker service."""
+    epoch: int
+    blocks: int
+    """Leading blocks that it is said to hold."""
+
+
 class SequenceState(Enum):
     """Where a sequence is; a preempted one is WAITING again."""
 
@@ -94,6 +106,8 @@ class Sequence:
     """What of its prompt is to stay in the cache, and how long."""
     extras: bytes = b""
     """The namespace (salt, adapter) in the encoding of block_hash."""
+    source: BlockSource | None = None
+    """Who is said to hold more of the prompt, and to bring it faster than it is computed."""
     max_total: int = 0
     """Length at which the sequence ends: the tokens it came with plus sampling.max_tokens."""
     state: SequenceState = SequenceState.WAITING
@@ -104,8 +118,14 @@ class Sequence:
     """Hashes of the full blocks of `tokens`, as far as they were needed."""
     registered: int = 0
     """Leading blocks of `block_table` that are in the pool's hash map."""
+    arrived: range = range(0)
+    """Places of the leading blocks that came from another worker for it. They are no hits."""
+    incoming_tokens: int = 0
+    """Prompt tokens that are on their way here from another worker."""
     cached_tokens: int | None = None
-    """Tokens found in the pool at the first admission; None before it."""
+    """Tokens found in the pool at the first admission, without those that came for it; None before."""
+    pulled_tokens: int = 0
+    """Tokens that came for it from another worker, and were not computed."""
     written_tokens: int = 0
     """Tokens of full prompt blocks that this sequence added to the pool."""
     pinned_tokens: int | None = None

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
+import torch
 from redis.asyncio import Redis
 
 from kvhive.proto.block_chain import chain_hash
@@ -30,6 +31,7 @@ from kvhive.worker.engine import Engine, EngineHooks
 from kvhive.worker.index_connection import open_index
 from kvhive.worker.kv_cache_manager import KvCacheManager
 from kvhive.worker.kv_event_publisher import KvEventPublisher
+from kvhive.worker.kv_transfer import KvTransfer, TransferAddress
 from kvhive.worker.model_identity import model_identity
 from kvhive.worker.model_runner import ModelRunner
 from kvhive.worker.options import WorkerOptions
@@ -40,6 +42,8 @@ from kvhive.worker.service import ClusterTokenGuard, WorkerService
 from kvhive.worker.speculation import make_drafter
 from kvhive.worker.speculation_control import SpeculationControl
 from kvhive.worker.speculative_runner import SpeculativeRunner
+from kvhive.worker.transfer_identity import TransferIdentity
+from kvhive.worker.transfer_party import Emulation
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -81,6 +85,8 @@ class WorkerServer:
         self._publisher: KvEventPublisher | None = None
         self._publishing: asyncio.Task[None] | None = None
         self._redis: Redis | None = None
+        self._pool: torch.Tensor | None = None
+        self._transfer: KvTransfer | None = None
         self._progress = "starting"
         self._stopped = False
         self.address = ""
@@ -107,6 +113,7 @@ class WorkerServer:
         identity = model_identity(
             Path(options.model_path), target.dtype_name, options.block_size, options.kv_dtype
         )
+        self._pool = target.pool
         runner, drafts_for = self._speculating(target, target.num_blocks)
         self._service = self._call(self._make_service(runner))
         engine = self._engine = self._make_engine(runner, target.num_blocks, identity, drafts_for)
@@ -171,7 +178,6 @@ class WorkerServer:
     async def _open(self, runner: ModelRunner, engine: Engine, identity: bytes) -> None:
         options = self._options
         assert self._service is not None
-        self._service.attach(engine, lambda: self.epoch)
         guard = ClusterTokenGuard(options.cluster_token)
         self._grpc = grpc.aio.server(options=GRPC_OPTIONS, interceptors=[guard])
         worker_pb2_grpc.add_WorkerServicer_to_server(self._service, self._grpc)
@@ -179,6 +185,9 @@ class WorkerServer:
         port = self._grpc.add_insecure_port(f"{host}:0")
         await self._grpc.start()
         self.address = f"{host}:{port}"
+        if options.transfer.enabled and options.tensor_parallel == 1:  # else each rank has a part of a block
+            self._transfer = self._make_transfer(engine, identity)
+        self._service.attach(engine, lambda: self.epoch, self._transfer)
         self._redis = open_index(options.redis_url, options.redis_timeout_s)
         record = WorkerRecord(
             worker_id=options.worker_id,
@@ -202,6 +211,30 @@ class WorkerServer:
             load=self._load,
         )
 
+    def _make_transfer(self, engine: Engine, identity: bytes) -> KvTransfer:
+        options, pool = self._options, self._pool
+        assert pool is not None
+        kind = TransferIdentity(
+            model=identity.hex(),
+            namespace=root_hash(identity, options.cluster_salt.encode()).hex(),
+            kv_dtype=str(pool.dtype),
+            layout=str(tuple(pool.shape[1:])),
+            block_size=options.block_size,
+            tp=options.tensor_parallel,
+        )
+        transfer = KvTransfer(
+            TransferAddress(options.worker_id, self.address, lambda: self.epoch),
+            pool,
+            kind,
+            engine.desk,
+            options.transfer,
+            options.cluster_token,
+            Emulation(options.emulated_bytes_per_s, options.emulated_delay_s),
+        )
+        # A draft model would guess from blocks that it never saw.
+        transfer.open(pulling=options.speculation.mode != "draft")
+        return transfer
+
     def _load(self) -> LoadReport:
         assert self._engine is not None
         return self._engine.load
@@ -220,6 +253,8 @@ class WorkerServer:
             await self._publisher.set_state(WorkerState.DRAINING)
         if self._service is not None:
             await self._service.wait_idle(grace_s)
+        if self._transfer is not None:
+            await self._transfer.close()
         if self._engine is not None:
             self._engine.stop()
         if self._engine_thread is not None:

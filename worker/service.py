@@ -12,20 +12,31 @@ from typing import Any
 
 import grpc
 
-from kvhive.proto.errors import KvhiveError, TimedOut
+from kvhive.proto.errors import InvalidRequest, KvhiveError, TimedOut
 from kvhive.proto.index_schema import WorkerState
 from kvhive.proto.transport import CLUSTER_TOKEN_KEY
 from kvhive.proto.v1 import worker_pb2, worker_pb2_grpc
 from kvhive.worker.engine import Engine, Output
+from kvhive.worker.kv_transfer import KvTransfer
 from kvhive.worker.model_runner import ModelShape
 from kvhive.worker.refusal import Refused, status_of
 from kvhive.worker.request_stream import RequestStream
 from kvhive.worker.request_validation import choice_of, to_sequences
 from kvhive.worker.session import Session
+from kvhive.worker.transfer_channel import ChannelBroken
+from kvhive.worker.transfer_peers import PeerFailed
+from kvhive.worker.transfer_source import ChannelUnknown, SendBusy, SendRefused
 
 log = logging.getLogger(__name__)
 
 CLEAR_CACHE_TIMEOUT_S = 30.0
+
+_TRANSFER_STATUS: dict[type[Exception], grpc.StatusCode] = {
+    SendRefused: grpc.StatusCode.FAILED_PRECONDITION,
+    SendBusy: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ChannelUnknown: grpc.StatusCode.NOT_FOUND,
+    ChannelBroken: grpc.StatusCode.UNAVAILABLE,
+}
 
 
 class ClusterTokenGuard(grpc.aio.ServerInterceptor):
@@ -63,16 +74,18 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._shape = shape
         self._epoch: Callable[[], int] = lambda: 0
         self._engine: Engine | None = None
+        self._transfer: KvTransfer | None = None
         self._streams: dict[str, RequestStream] = {}
         self._sessions: set[Session] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._loop = asyncio.get_running_loop()
 
-    def attach(self, engine: Engine, epoch: Callable[[], int]) -> None:
-        """Give the service its engine; before that every call is refused."""
+    def attach(self, engine: Engine, epoch: Callable[[], int], transfer: KvTransfer | None = None) -> None:
+        """Give the service its engine; all calls are refused before. Without `transfer` no block moves."""
         self._engine = engine
         self._epoch = epoch
+        self._transfer = transfer
 
     def deliver(self, outputs: list[Output]) -> None:
         """Hand a step's outputs to their streams. Any thread; one hop to the loop per step."""
@@ -193,6 +206,11 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             queued_prefill_tokens=load.queued_prefill_tokens,
             steps=engine.steps,
             pid=os.getpid(),
+            pulls={outcome.value: count for outcome, count in engine.desk.outcomes.copy().items()},
+            pulled_tokens=load.pulled_tokens,
+            sent_blocks=engine.desk.sent_blocks,
+            pull_latency_s=load.pull_latency_s,
+            pull_bytes_per_s=load.pull_bytes_per_s,
         )
 
     async def ClearCache(
@@ -213,9 +231,57 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         count = await asyncio.wait_for(cleared, CLEAR_CACHE_TIMEOUT_S)
         return worker_pb2.ClearCacheResponse(cleared_blocks=count)
 
-    async def _engine_or_abort(self, context: Any) -> Engine:
+    async def SendBlocks(
+        self, request: worker_pb2.SendBlocksRequest, context: Any
+    ) -> AsyncIterator[worker_pb2.SendBlocksResponse]:
+        """Lend and send the leading blocks of a chain to another worker."""
+        transfer = await self._ready_transfer(request.worker_id, context)
         try:
-            return self._ready_engine("", draining_too=True)
+            async with aclosing(transfer.send_blocks(request)) as answers:
+                async for answer in answers:
+                    yield answer
+        except (SendRefused, SendBusy, ChannelUnknown, ChannelBroken) as error:
+            await context.abort(_TRANSFER_STATUS[type(error)], str(error))
+
+    async def FetchChains(
+        self, request: worker_pb2.FetchChainsRequest, context: Any
+    ) -> AsyncIterator[worker_pb2.ChainCopied]:
+        """Pull chains from another worker."""
+        transfer = await self._ready_transfer(request.worker_id, context)
+        async for answer in self._copied(transfer.fetch_chains(request), context):
+            yield answer
+
+    async def CopyChains(
+        self, request: worker_pb2.CopyChainsRequest, context: Any
+    ) -> AsyncIterator[worker_pb2.ChainCopied]:
+        """Let another worker pull chains from this one."""
+        transfer = await self._ready_transfer(request.worker_id, context)
+        async for answer in self._copied(transfer.copy_chains(request), context):
+            yield answer
+
+    async def _copied(
+        self, answers: AsyncGenerator[worker_pb2.ChainCopied, None], context: Any
+    ) -> AsyncIterator[worker_pb2.ChainCopied]:
+        try:
+            async with aclosing(answers):
+                async for answer in answers:
+                    yield answer
+        except InvalidRequest as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except PeerFailed as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+
+    async def _ready_transfer(self, meant_for: str, context: Any) -> KvTransfer:
+        """Blocks may move while a worker drains: that is when they should."""
+        await self._engine_or_abort(context, meant_for)
+        if self._transfer is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "workers.transfer.enabled: is off here")
+        assert self._transfer is not None
+        return self._transfer
+
+    async def _engine_or_abort(self, context: Any, meant_for: str = "") -> Engine:
+        try:
+            return self._ready_engine(meant_for, draining_too=True)
         except Refused as error:
             await context.abort(grpc.StatusCode[error.status], str(error))
             raise

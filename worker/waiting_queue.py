@@ -7,7 +7,8 @@ first whoever was preempted (it has an answer half given), then the tenant that 
 (fair_share.py), and of that tenant the first to come. Aging ranks lines, not requests: were it to rank
 requests, a tenant that queues fifty of them at once would soon be ahead of every newcomer.
 
-Choices that share another sequence's prompt are held back until that prompt is computed.
+Choices that share another sequence's prompt are held back until that prompt is computed. A sequence whose
+prompt is on its way from another worker is parked until that has ended.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class WaitingQueue:
         self._lines: dict[int, _Line] = {}
         self._members: dict[str, Sequence] = {}
         self._held: dict[str, list[Sequence]] = {}  # by the request_id of the sequence they wait for
+        self._parked: set[str] = set()
         self.tokens = 0
         """Tokens of all members; one for a held choice, which will find the rest in the cache."""
 
@@ -80,6 +82,11 @@ class WaitingQueue:
 
     def __contains__(self, seq: Sequence) -> bool:
         return self._members.get(seq.request_id) is seq
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nobody here could run now: all are parked, or wait for somebody who is."""
+        return not self._lines
 
     def append(self, seq: Sequence) -> None:
         """Queue a newcomer."""
@@ -98,6 +105,21 @@ class WaitingQueue:
         self._enter(seq)
         self._held.setdefault(leader.request_id, []).append(seq)
 
+    def park(self, seq: Sequence, incoming_tokens: int) -> None:
+        """Take a member out of its line until `incoming_tokens` of its prompt have come."""
+        self.remove(seq)
+        seq.incoming_tokens = incoming_tokens
+        self._enter(seq)
+        self._parked.add(seq.request_id)
+
+    def unpark(self, seq: Sequence) -> bool:
+        """Put a parked member before the others of its tenant; False when it has gone."""
+        if seq not in self or seq.request_id not in self._parked:
+            return False
+        self.remove(seq)
+        self.put_back(seq)
+        return True
+
     def release(self, leader: Sequence) -> None:
         """Let those go that waited for the leader: all when its prompt is there, else the first, to lead."""
         followers = self._held.pop(leader.request_id, [])
@@ -113,6 +135,10 @@ class WaitingQueue:
     def remove(self, seq: Sequence) -> None:
         """Take a member out, wherever it stands."""
         self._leave(seq)
+        seq.incoming_tokens = 0
+        if seq.request_id in self._parked:
+            self._parked.discard(seq.request_id)
+            return
         line = self._lines.get(clamped_priority(seq))
         queue = self._find(line, seq) if line else None
         if line is None or queue is None:
@@ -151,7 +177,7 @@ class WaitingQueue:
         self.tokens -= self._weight(seq)
 
     def _weight(self, seq: Sequence) -> int:
-        return len(seq.tokens) if seq.after is None else 1
+        return len(seq.tokens) - seq.incoming_tokens if seq.after is None else 1
 
     def _queue_of(self, seq: Sequence) -> OrderedDict[str, Sequence]:
         line = self._lines.setdefault(clamped_priority(seq), _Line())

@@ -168,7 +168,7 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., choice: _Optional[int] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens", "reachable_tokens", "written_tokens", "worker_id", "route_reason", "failovers", "drafted_tokens", "accepted_tokens")
+    __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens", "reachable_tokens", "written_tokens", "worker_id", "route_reason", "failovers", "drafted_tokens", "accepted_tokens", "pulled_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -179,6 +179,7 @@ class Usage(_message.Message):
     FAILOVERS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PULLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
@@ -189,7 +190,46 @@ class Usage(_message.Message):
     failovers: int
     drafted_tokens: int
     accepted_tokens: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., reachable_tokens: _Optional[int] = ..., written_tokens: _Optional[int] = ..., worker_id: _Optional[str] = ..., route_reason: _Optional[str] = ..., failovers: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
+    pulled_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., reachable_tokens: _Optional[int] = ..., written_tokens: _Optional[int] = ..., worker_id: _Optional[str] = ..., route_reason: _Optional[str] = ..., failovers: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., pulled_tokens: _Optional[int] = ...) -> None: ...
+
+class PrewarmRequest(_message.Message):
+    __slots__ = ("model", "text", "token_ids", "chat", "cache_salt", "cache_key", "workers")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CHAT_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    CACHE_KEY_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    text: str
+    token_ids: TokenIds
+    chat: Chat
+    cache_salt: str
+    cache_key: str
+    workers: int
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., cache_salt: _Optional[str] = ..., cache_key: _Optional[str] = ..., workers: _Optional[int] = ...) -> None: ...
+
+class PrewarmResponse(_message.Message):
+    __slots__ = ("prompt_tokens", "workers")
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    prompt_tokens: int
+    workers: _containers.RepeatedCompositeFieldContainer[Prewarmed]
+    def __init__(self, prompt_tokens: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[Prewarmed, _Mapping]]] = ...) -> None: ...
+
+class Prewarmed(_message.Message):
+    __slots__ = ("worker_id", "cached_tokens", "pulled_tokens", "written_tokens")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PULLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    cached_tokens: int
+    pulled_tokens: int
+    written_tokens: int
+    def __init__(self, worker_id: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., pulled_tokens: _Optional[int] = ..., written_tokens: _Optional[int] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "text", "chat")
@@ -226,7 +266,7 @@ class GetClusterResponse(_message.Message):
     def __init__(self, cluster: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., index: _Optional[_Union[IndexInfo, _Mapping]] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("id", "state", "epoch", "address", "device", "pid", "blocks", "running", "waiting", "queued_prefill_tokens", "prefix_query_tokens", "prefix_hit_tokens", "preemptions", "indexed_blocks", "routable", "drafted_tokens", "accepted_tokens")
+    __slots__ = ("id", "state", "epoch", "address", "device", "pid", "blocks", "running", "waiting", "queued_prefill_tokens", "prefix_query_tokens", "prefix_hit_tokens", "preemptions", "indexed_blocks", "routable", "drafted_tokens", "accepted_tokens", "pulled_tokens", "pulls", "pull_fallbacks", "pull_latency_s", "pull_bytes_per_s", "pull_crossover_blocks")
     ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -244,6 +284,12 @@ class WorkerInfo(_message.Message):
     ROUTABLE_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PULLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PULLS_FIELD_NUMBER: _ClassVar[int]
+    PULL_FALLBACKS_FIELD_NUMBER: _ClassVar[int]
+    PULL_LATENCY_S_FIELD_NUMBER: _ClassVar[int]
+    PULL_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    PULL_CROSSOVER_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     id: str
     state: str
     epoch: int
@@ -261,7 +307,13 @@ class WorkerInfo(_message.Message):
     routable: bool
     drafted_tokens: int
     accepted_tokens: int
-    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ..., address: _Optional[str] = ..., device: _Optional[str] = ..., pid: _Optional[int] = ..., blocks: _Optional[_Union[Blocks, _Mapping]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., prefix_query_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., indexed_blocks: _Optional[int] = ..., routable: _Optional[bool] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
+    pulled_tokens: int
+    pulls: int
+    pull_fallbacks: int
+    pull_latency_s: float
+    pull_bytes_per_s: float
+    pull_crossover_blocks: int
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ..., address: _Optional[str] = ..., device: _Optional[str] = ..., pid: _Optional[int] = ..., blocks: _Optional[_Union[Blocks, _Mapping]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., prefix_query_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., indexed_blocks: _Optional[int] = ..., routable: _Optional[bool] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., pulled_tokens: _Optional[int] = ..., pulls: _Optional[int] = ..., pull_fallbacks: _Optional[int] = ..., pull_latency_s: _Optional[float] = ..., pull_bytes_per_s: _Optional[float] = ..., pull_crossover_blocks: _Optional[int] = ...) -> None: ...
 
 class Blocks(_message.Message):
     __slots__ = ("total", "live", "cached", "free")

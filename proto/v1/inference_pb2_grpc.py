@@ -55,6 +55,11 @@ class InferenceStub:
                 request_serializer=kvhive_dot_proto_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=kvhive_dot_proto_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
+        self.Prewarm = channel.unary_unary(
+                '/kvhive.v1.Inference/Prewarm',
+                request_serializer=kvhive_dot_proto_dot_v1_dot_inference__pb2.PrewarmRequest.SerializeToString,
+                response_deserializer=kvhive_dot_proto_dot_v1_dot_inference__pb2.PrewarmResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer:
@@ -91,6 +96,14 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Prewarm(self, request, context):
+        """Brings a prompt's beginning into the caches of some workers, by copying or by computing it, and answers
+        when it is there. Errors: as Generate.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -113,6 +126,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=kvhive_dot_proto_dot_v1_dot_inference__pb2.ListModelsRequest.FromString,
                     response_serializer=kvhive_dot_proto_dot_v1_dot_inference__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'Prewarm': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prewarm,
+                    request_deserializer=kvhive_dot_proto_dot_v1_dot_inference__pb2.PrewarmRequest.FromString,
+                    response_serializer=kvhive_dot_proto_dot_v1_dot_inference__pb2.PrewarmResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -224,6 +242,33 @@ class Inference:
             '/kvhive.v1.Inference/ListModels',
             kvhive_dot_proto_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
             kvhive_dot_proto_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prewarm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvhive.v1.Inference/Prewarm',
+            kvhive_dot_proto_dot_v1_dot_inference__pb2.PrewarmRequest.SerializeToString,
+            kvhive_dot_proto_dot_v1_dot_inference__pb2.PrewarmResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,8 +6,134 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class BlockSource(_message.Message):
+    __slots__ = ("worker_id", "address", "epoch", "blocks")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    address: str
+    epoch: int
+    blocks: int
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
+
+class BlockIdentity(_message.Message):
+    __slots__ = ("model", "namespace", "kv_dtype", "layout", "block_size", "tp")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    KV_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    TP_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    namespace: str
+    kv_dtype: str
+    layout: str
+    block_size: int
+    tp: int
+    def __init__(self, model: _Optional[str] = ..., namespace: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., layout: _Optional[str] = ..., block_size: _Optional[int] = ..., tp: _Optional[int] = ...) -> None: ...
+
+class SendBlocksRequest(_message.Message):
+    __slots__ = ("worker_id", "epoch", "target_id", "target_epoch", "identity", "hashes", "first_block", "nonce", "channel", "store", "new_channel", "backends", "timeout_s", "runs")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TARGET_ID_FIELD_NUMBER: _ClassVar[int]
+    TARGET_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    NEW_CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    BACKENDS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    epoch: int
+    target_id: str
+    target_epoch: int
+    identity: BlockIdentity
+    hashes: bytes
+    first_block: int
+    nonce: bytes
+    channel: str
+    store: str
+    new_channel: bool
+    backends: _containers.RepeatedScalarFieldContainer[str]
+    timeout_s: float
+    runs: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., target_id: _Optional[str] = ..., target_epoch: _Optional[int] = ..., identity: _Optional[_Union[BlockIdentity, _Mapping]] = ..., hashes: _Optional[bytes] = ..., first_block: _Optional[int] = ..., nonce: _Optional[bytes] = ..., channel: _Optional[str] = ..., store: _Optional[str] = ..., new_channel: _Optional[bool] = ..., backends: _Optional[_Iterable[str]] = ..., timeout_s: _Optional[float] = ..., runs: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SendBlocksResponse(_message.Message):
+    __slots__ = ("granted", "sent")
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    SENT_FIELD_NUMBER: _ClassVar[int]
+    granted: BlocksGranted
+    sent: BlocksSent
+    def __init__(self, granted: _Optional[_Union[BlocksGranted, _Mapping]] = ..., sent: _Optional[_Union[BlocksSent, _Mapping]] = ...) -> None: ...
+
+class BlocksGranted(_message.Message):
+    __slots__ = ("blocks", "tokens", "identity", "backend", "chunk_blocks", "block_bytes", "messages")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    tokens: int
+    identity: BlockIdentity
+    backend: str
+    chunk_blocks: int
+    block_bytes: int
+    messages: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, blocks: _Optional[int] = ..., tokens: _Optional[int] = ..., identity: _Optional[_Union[BlockIdentity, _Mapping]] = ..., backend: _Optional[str] = ..., chunk_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., messages: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class BlocksSent(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Chain(_message.Message):
+    __slots__ = ("hashes",)
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    hashes: bytes
+    def __init__(self, hashes: _Optional[bytes] = ...) -> None: ...
+
+class FetchChainsRequest(_message.Message):
+    __slots__ = ("worker_id", "source", "chains")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    CHAINS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    source: BlockSource
+    chains: _containers.RepeatedCompositeFieldContainer[Chain]
+    def __init__(self, worker_id: _Optional[str] = ..., source: _Optional[_Union[BlockSource, _Mapping]] = ..., chains: _Optional[_Iterable[_Union[Chain, _Mapping]]] = ...) -> None: ...
+
+class CopyChainsRequest(_message.Message):
+    __slots__ = ("worker_id", "target", "chains")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    CHAINS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    target: BlockSource
+    chains: _containers.RepeatedCompositeFieldContainer[Chain]
+    def __init__(self, worker_id: _Optional[str] = ..., target: _Optional[_Union[BlockSource, _Mapping]] = ..., chains: _Optional[_Iterable[_Union[Chain, _Mapping]]] = ...) -> None: ...
+
+class ChainCopied(_message.Message):
+    __slots__ = ("chain", "blocks", "error")
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    chain: int
+    blocks: int
+    error: str
+    def __init__(self, chain: _Optional[int] = ..., blocks: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+
 class WorkerGenerateRequest(_message.Message):
-    __slots__ = ("worker_id", "request_id", "token_ids", "resumed_tokens", "sampling", "cache_salt", "queue_timeout_s", "n", "first_choice", "priority", "tenant", "pins")
+    __slots__ = ("worker_id", "request_id", "token_ids", "resumed_tokens", "sampling", "cache_salt", "queue_timeout_s", "n", "first_choice", "priority", "tenant", "pins", "source")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +146,7 @@ class WorkerGenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     PINS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     request_id: str
     token_ids: bytes
@@ -32,7 +159,8 @@ class WorkerGenerateRequest(_message.Message):
     priority: int
     tenant: str
     pins: _containers.RepeatedCompositeFieldContainer[WorkerPin]
-    def __init__(self, worker_id: _Optional[str] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., resumed_tokens: _Optional[int] = ..., sampling: _Optional[_Union[WorkerSampling, _Mapping]] = ..., cache_salt: _Optional[str] = ..., queue_timeout_s: _Optional[float] = ..., n: _Optional[int] = ..., first_choice: _Optional[int] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., pins: _Optional[_Iterable[_Union[WorkerPin, _Mapping]]] = ...) -> None: ...
+    source: BlockSource
+    def __init__(self, worker_id: _Optional[str] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., resumed_tokens: _Optional[int] = ..., sampling: _Optional[_Union[WorkerSampling, _Mapping]] = ..., cache_salt: _Optional[str] = ..., queue_timeout_s: _Optional[float] = ..., n: _Optional[int] = ..., first_choice: _Optional[int] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., pins: _Optional[_Iterable[_Union[WorkerPin, _Mapping]]] = ..., source: _Optional[_Union[BlockSource, _Mapping]] = ...) -> None: ...
 
 class WorkerPin(_message.Message):
     __slots__ = ("tokens", "ttl_s")
@@ -86,18 +214,20 @@ class WorkerSampling(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., typical_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., speculate: _Optional[bool] = ...) -> None: ...
 
 class WorkerGenerateResponse(_message.Message):
-    __slots__ = ("updates", "cached_tokens", "written_tokens", "pinned_tokens", "prompt_logprobs")
+    __slots__ = ("updates", "cached_tokens", "written_tokens", "pinned_tokens", "prompt_logprobs", "pulled_tokens")
     UPDATES_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PINNED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PULLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     updates: _containers.RepeatedCompositeFieldContainer[ChoiceUpdate]
     cached_tokens: int
     written_tokens: int
     pinned_tokens: int
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    def __init__(self, updates: _Optional[_Iterable[_Union[ChoiceUpdate, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., written_tokens: _Optional[int] = ..., pinned_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    pulled_tokens: int
+    def __init__(self, updates: _Optional[_Iterable[_Union[ChoiceUpdate, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., written_tokens: _Optional[int] = ..., pinned_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., pulled_tokens: _Optional[int] = ...) -> None: ...
 
 class ChoiceUpdate(_message.Message):
     __slots__ = ("choice", "token_ids", "logprobs", "finished", "drafted_tokens", "accepted_tokens")
@@ -184,7 +314,14 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("worker_id", "epoch", "state", "blocks_total", "blocks_live", "blocks_cached", "blocks_free", "running", "waiting", "queued_prefill_tokens", "steps", "pid")
+    __slots__ = ("worker_id", "epoch", "state", "blocks_total", "blocks_live", "blocks_cached", "blocks_free", "running", "waiting", "queued_prefill_tokens", "steps", "pid", "pulls", "pulled_tokens", "sent_blocks", "pull_latency_s", "pull_bytes_per_s")
+    class PullsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -197,6 +334,11 @@ class GetStatusResponse(_message.Message):
     QUEUED_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    PULLS_FIELD_NUMBER: _ClassVar[int]
+    PULLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SENT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PULL_LATENCY_S_FIELD_NUMBER: _ClassVar[int]
+    PULL_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     epoch: int
     state: str
@@ -209,7 +351,12 @@ class GetStatusResponse(_message.Message):
     queued_prefill_tokens: int
     steps: int
     pid: int
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., blocks_total: _Optional[int] = ..., blocks_live: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_free: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+    pulls: _containers.ScalarMap[str, int]
+    pulled_tokens: int
+    sent_blocks: int
+    pull_latency_s: float
+    pull_bytes_per_s: float
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., blocks_total: _Optional[int] = ..., blocks_live: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_free: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., pid: _Optional[int] = ..., pulls: _Optional[_Mapping[str, int]] = ..., pulled_tokens: _Optional[int] = ..., sent_blocks: _Optional[int] = ..., pull_latency_s: _Optional[float] = ..., pull_bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class ClearCacheRequest(_message.Message):
     __slots__ = ()

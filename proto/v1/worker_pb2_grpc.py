@@ -59,6 +59,21 @@ class WorkerStub:
                 request_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.ClearCacheRequest.SerializeToString,
                 response_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.ClearCacheResponse.FromString,
                 _registered_method=True)
+        self.SendBlocks = channel.unary_stream(
+                '/kvhive.v1.Worker/SendBlocks',
+                request_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.SendBlocksRequest.SerializeToString,
+                response_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.SendBlocksResponse.FromString,
+                _registered_method=True)
+        self.FetchChains = channel.unary_stream(
+                '/kvhive.v1.Worker/FetchChains',
+                request_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.FetchChainsRequest.SerializeToString,
+                response_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.ChainCopied.FromString,
+                _registered_method=True)
+        self.CopyChains = channel.unary_stream(
+                '/kvhive.v1.Worker/CopyChains',
+                request_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.CopyChainsRequest.SerializeToString,
+                response_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.ChainCopied.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -105,6 +120,31 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SendBlocks(self, request, context):
+        """Asked by another worker, which pulls: holds the leading blocks of a chain, says how many there are, sends
+        them over a channel of torch.distributed, and says when they are sent. Closing the call gives up.
+        Errors: FAILED_PRECONDITION (not this worker or epoch, or another kind of blocks), RESOURCE_EXHAUSTED
+        (sending to as many as it may), NOT_FOUND (a channel that is not new and not known), UNAVAILABLE (blocks do
+        not move here, or the channel broke).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FetchChains(self, request, context):
+        """Pulls chains from another worker, for later. One answer for each chain, when it has come or has not.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CopyChains(self, request, context):
+        """Hands chains over: lets another worker pull them from this one. Answers as FetchChains does.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -132,6 +172,21 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.ClearCache,
                     request_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.ClearCacheRequest.FromString,
                     response_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.ClearCacheResponse.SerializeToString,
+            ),
+            'SendBlocks': grpc.unary_stream_rpc_method_handler(
+                    servicer.SendBlocks,
+                    request_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.SendBlocksRequest.FromString,
+                    response_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.SendBlocksResponse.SerializeToString,
+            ),
+            'FetchChains': grpc.unary_stream_rpc_method_handler(
+                    servicer.FetchChains,
+                    request_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.FetchChainsRequest.FromString,
+                    response_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.ChainCopied.SerializeToString,
+            ),
+            'CopyChains': grpc.unary_stream_rpc_method_handler(
+                    servicer.CopyChains,
+                    request_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.CopyChainsRequest.FromString,
+                    response_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.ChainCopied.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -269,6 +324,87 @@ class Worker:
             '/kvhive.v1.Worker/ClearCache',
             kvhive_dot_proto_dot_v1_dot_worker__pb2.ClearCacheRequest.SerializeToString,
             kvhive_dot_proto_dot_v1_dot_worker__pb2.ClearCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SendBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvhive.v1.Worker/SendBlocks',
+            kvhive_dot_proto_dot_v1_dot_worker__pb2.SendBlocksRequest.SerializeToString,
+            kvhive_dot_proto_dot_v1_dot_worker__pb2.SendBlocksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchChains(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvhive.v1.Worker/FetchChains',
+            kvhive_dot_proto_dot_v1_dot_worker__pb2.FetchChainsRequest.SerializeToString,
+            kvhive_dot_proto_dot_v1_dot_worker__pb2.ChainCopied.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CopyChains(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvhive.v1.Worker/CopyChains',
+            kvhive_dot_proto_dot_v1_dot_worker__pb2.CopyChainsRequest.SerializeToString,
+            kvhive_dot_proto_dot_v1_dot_worker__pb2.ChainCopied.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,7 +39,7 @@ async def test_a_second_user_hits_the_shared_blocks_while_the_first_still_decode
 
 
 async def test_forty_requests_of_four_groups_settle_and_use_both_workers(cluster: Any) -> None:
-    """Each group stays on one worker, both workers work, and every hit is exact."""
+    """What a group shares is computed once: later requests find it, or pull it where that is faster."""
     salt, tail = secrets.token_hex(4), 10
     groups = {group: prefix(100 + group, 200 + 16 * group) for group in range(4)}
     homes: dict[int, set[str]] = defaultdict(set)
@@ -52,11 +52,11 @@ async def test_forty_requests_of_four_groups_settle_and_use_both_workers(cluster
                 assert result.usage is not None
                 homes[group].add(result.usage.worker_id)
                 shared = len(groups[group]) // 16 * 16
-                assert result.cached == (shared if turn else 0), f"group {group}, turn {turn}"
-                assert result.usage.written_tokens == len(tokens) // 16 * 16 - result.cached
+                found = result.cached + result.usage.pulled_tokens
+                assert found == (shared if turn else 0), f"group {group}, turn {turn}"
+                assert result.usage.written_tokens == len(tokens) // 16 * 16 - found
 
             await asyncio.gather(*(one(group) for group in groups))
-    assert all(len(workers) == 1 for workers in homes.values()), homes
     assert len(set.union(*homes.values())) == 2, homes
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from kvhive.proto.config import ClusterConfig, load_config, parse_config, to_mapping
@@ -78,3 +80,17 @@ def test_a_file_of_another_shape_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         load_config(text)
     assert str(error.value).startswith(message)
+
+
+def test_the_section_of_transfers_is_read_as_strictly_as_the_others() -> None:
+    config = parse_config({"workers": {"transfer": {"enabled": False, "timeout_s": 2}}})
+    assert (config.workers.transfer.enabled, config.workers.transfer.timeout_s) == (False, 2.0)
+    assert parse_config(to_mapping(config)) == config
+    for section, message in (
+        ({"chunk": 4}, "workers.transfer.chunk: unknown key, did you mean 'chunk_mib'"),
+        ({"chunk_mib": 0}, "workers.transfer.chunk_mib: must be between 1 and 64, is 0"),
+        ({"enabled": 1}, "workers.transfer.enabled: must be bool, is int"),
+        ([], "workers.transfer: must be a mapping, is list"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            parse_config({"workers": {"transfer": section}})

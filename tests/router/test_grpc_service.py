@@ -197,3 +197,19 @@ def test_every_rpc_is_implemented_and_has_its_request_type() -> None:
     for method in methods:
         assert method.name in vars(InferenceService)
         assert REQUEST_TYPES[f"/kvhive.v1.Inference/{method.name}"].DESCRIPTOR is method.input_type
+
+
+async def test_prewarming_says_what_it_took_at_each_worker(stub: inference_pb2_grpc.InferenceStub) -> None:
+    answer = await stub.Prewarm(pb.PrewarmRequest(text="say", workers=2))
+    assert (answer.prompt_tokens, [worker.worker_id for worker in answer.workers]) == (7, ["w0", "w1"])
+    assert answer.workers[0] == pb.Prewarmed(
+        worker_id="w0", cached_tokens=1, pulled_tokens=3, written_tokens=2
+    )
+    assert len((await stub.Prewarm(pb.PrewarmRequest(text="say"))).workers) == 1
+    for request, code in (
+        (pb.PrewarmRequest(), grpc.StatusCode.INVALID_ARGUMENT),
+        (pb.PrewarmRequest(text="refuse down"), grpc.StatusCode.UNAVAILABLE),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await stub.Prewarm(request)
+        assert error.value.code() is code

@@ -31,6 +31,20 @@ def test_the_table_is_plain_and_says_the_hit_rate() -> None:
     assert "\x1b" not in text
 
 
+@pytest.mark.parametrize(("pulled", "shown"), [(0, "0%"), (60, "30%")])
+def test_the_table_says_what_share_of_the_prompts_came_from_other_workers(pulled: int, shown: str) -> None:
+    cluster = answer()
+    worker = cluster.workers[0]
+    worker.pulled_tokens, worker.pulls, worker.pull_fallbacks = pulled, 3, 1
+    worker.pull_latency_s, worker.pull_bytes_per_s, worker.pull_crossover_blocks = 0.5, 1e9, 7
+    document = status_document(STATE, cluster)
+    told = document["workers"][0]
+    assert (told["pulled_tokens"], told["pulls"], told["pull_fallbacks"]) == (pulled, 3, 1)
+    assert (told["pull_latency_s"], told["pull_bytes_per_s"], told["pull_crossover_blocks"]) == (0.5, 1e9, 7)
+    header, row = (line.split() for line in status_lines(document)[-2:])
+    assert row[header.index("PULLED")] == shown
+
+
 @pytest.mark.parametrize(
     ("drafted", "accepted", "shown"), [(0, 0, "-"), (800, 504, "63%"), (9, 0, "0%"), (7, 7, "100%")]
 )

@@ -144,7 +144,8 @@ class Rig:
         usage = self.pool.usage()
         assert usage.live + usage.cached + usage.free == usage.total
         held = Counter(block_id for seq in self.scheduler.running for block_id in seq.block_table)
-        assert usage.live == len(held), "every live block is held by a running sequence"
+        held += Counter(block.block_id for block in self.engine.desk.moves.held())
+        assert usage.live == len(held), "every live block is held by a running sequence or a transfer"
         for block in self.pool.blocks:
             assert block.ref_count == held[block.block_id]
         leased = [block for block in self.pool.blocks if block.lease]

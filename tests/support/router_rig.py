@@ -15,6 +15,7 @@ from redis_fixtures import connect, eventually
 from worker_rig import TOKEN, WorkerRig, running_worker
 
 from kvhive.proto.block_hash import root_hash
+from kvhive.proto.config import TransferConfig
 from kvhive.proto.index_schema import IndexKeys, WorkerRecord, WorkerState
 from kvhive.router.dispatcher import Dispatcher, DispatchLimits
 from kvhive.router.frontend import Delta, Finished, ModelInfo, Started, TokenLogprobs, Usage
@@ -131,16 +132,29 @@ async def running_router(
     max_waiting: int = 64,
     max_drafts: int = 0,
     vocab_size: int = VOCABULARY,
+    transfer: TransferConfig | None = None,
 ) -> AsyncIterator[RouterRig]:
     """Start workers and a router; leaves when all workers are routable."""
     root, keys = root_hash(IDENTITY), IndexKeys("test")
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(connect(redis_url))
         await client.flushall()
-        workers, publishers = {}, {}
+        workers: dict[str, WorkerRig] = {}
+        publishers: dict[str, KvEventPublisher] = {}
         for number in range(1, count + 1):
             worker = await stack.enter_async_context(
-                running_worker(f"w{number}", blocks, BLOCK, step_s, root, max_waiting, max_drafts, vocab_size)
+                running_worker(
+                    f"w{number}",
+                    blocks,
+                    BLOCK,
+                    step_s,
+                    root,
+                    max_waiting,
+                    max_drafts,
+                    vocab_size,
+                    transfer,
+                    epoch=lambda number=number: publishers[f"w{number}"].epoch,  # type: ignore[misc]
+                )
             )
             workers[worker.worker_id] = worker
             publishers[worker.worker_id] = await _publish(stack, redis_url, keys, worker)

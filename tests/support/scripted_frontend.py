@@ -63,6 +63,12 @@ class ScriptedFrontend:
             raise REFUSALS[words[0]]
         return [len(word) for word in words]
 
+    async def prewarm(self, request: GenerateRequest, workers: int) -> list[Usage]:
+        verb, *words = text_of(request.prompt).split()
+        if verb == "refuse":
+            raise REFUSALS[words[0]]
+        return [Usage(7, 1, 1, 0, 2, f"w{i}", pulled_tokens=3) for i in range(workers)]
+
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent, None]:
         self.active += 1
         try:

@@ -11,9 +11,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import grpc
+import torch
 from speculation_rig import ScriptedDrafter
 
 from kvhive.proto.block_hash import BlockHash, pack_tokens, root_hash
+from kvhive.proto.config import TransferConfig
 from kvhive.proto.errors import Unavailable
 from kvhive.proto.index_schema import WorkerState
 from kvhive.proto.kv_events import KvEvent
@@ -22,15 +24,24 @@ from kvhive.proto.v1 import worker_pb2, worker_pb2_grpc
 from kvhive.worker.block_pool import BlockPool
 from kvhive.worker.engine import Engine, EngineHooks
 from kvhive.worker.kv_cache_manager import KvCacheManager
+from kvhive.worker.kv_transfer import KvTransfer, TransferAddress
 from kvhive.worker.scheduler import Scheduler, SchedulerLimits
 from kvhive.worker.sequence import SamplingParams
 from kvhive.worker.service import ClusterTokenGuard, WorkerService
 from kvhive.worker.simulated_runner import SimulatedRunner
 from kvhive.worker.speculative_runner import SpeculativeRunner
+from kvhive.worker.transfer_identity import TransferIdentity
+from kvhive.worker.transfer_party import Emulation
 
 TOKEN = "a cluster token"
 ROOT = root_hash(b"a model")
 METADATA = ((CLUSTER_TOKEN_KEY, TOKEN),)
+IDENTITY = TransferIdentity("a model", ROOT.hex(), "int32", "(4,)", 4)
+
+
+def simulated_pool(runner: SimulatedRunner, blocks: int, block_size: int) -> torch.Tensor:
+    """The simulated runner's memory as the tensor that transfers know: a wrong block changes the output."""
+    return torch.frombuffer(runner._slots, dtype=torch.int32).view(blocks, block_size)
 
 
 @dataclass
@@ -48,6 +59,7 @@ class WorkerRig:
     channel: grpc.aio.Channel
     events: list[KvEvent] = field(default_factory=list)
     listeners: list[Callable[[Iterable[KvEvent]], None]] = field(default_factory=list)
+    transfer: KvTransfer | None = None
 
     def on_events(self, listener: Callable[[Iterable[KvEvent]], None]) -> None:
         """Hear of every block event, in the engine's thread."""
@@ -110,6 +122,10 @@ async def running_worker(
     max_waiting: int = 64,
     max_drafts: int = 0,
     vocab_size: int = 1000,
+    transfer: TransferConfig | None = None,
+    emulation: Emulation | None = None,
+    identity: TransferIdentity = IDENTITY,
+    epoch: Callable[[], int] = lambda: 1,
 ) -> AsyncIterator[WorkerRig]:
     """Start a worker on a free loopback port and stop it at the end.
 
@@ -138,7 +154,6 @@ async def running_worker(
         EngineHooks(service.deliver, publish),
         time.monotonic,
     )
-    service.attach(engine, lambda: 1)
     service.state = WorkerState.SERVING
     engine.calibrate((16, 64))  # as a real worker does: one that was never timed looks as if it cost nothing
     thread = threading.Thread(target=_run, args=(engine, service), daemon=True)
@@ -149,12 +164,32 @@ async def running_worker(
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
+    moving = None
+    if transfer is not None:
+        where = TransferAddress(worker_id, address, epoch)
+        pool_tensor = simulated_pool(runner, blocks, block_size)
+        moving = KvTransfer(where, pool_tensor, identity, engine.desk, transfer, TOKEN, emulation)
+        moving.open()
+    service.attach(engine, epoch, moving)
     async with grpc.aio.insecure_channel(address) as channel:
         try:
             yield WorkerRig(
-                worker_id, address, server, service, engine, pool, thread, runner, channel, events, listeners
+                worker_id,
+                address,
+                server,
+                service,
+                engine,
+                pool,
+                thread,
+                runner,
+                channel,
+                events,
+                listeners,
+                moving,
             )
         finally:
+            if moving is not None:
+                await moving.close()
             engine.stop()
             await asyncio.to_thread(thread.join, 5)
             await server.stop(0)

@@ -1,0 +1,159 @@
+"""How fast a chain moves between two processes, beside plain torch.distributed with the same bytes.
+
+This process receives and a child sends, from pool to pool and under seals, as between workers; the plain side
+sends one tensor, contiguous on both sides.
+The two take turns, and a ratio is a median over the rounds, each of a round's own two figures.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import secrets
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from kvhive.proto.block_hash import BlockHash
+from kvhive.proto.config import TransferConfig
+from kvhive.worker.transfer_cargo import Cargo, cut, runs
+from kvhive.worker.transfer_channel import RECEIVER, SENDER, ChannelMaker, ChannelPlan, PairChannel
+from kvhive.worker.transfer_staging import Staging
+from kvhive.worker.transfer_stream import Pace, receive, send
+
+TIMEOUT_S = 120.0
+CHUNK_BYTES = TransferConfig().chunk_mib * 2**20
+NONCE = bytes(16)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A chain to move."""
+
+    block_bytes: int
+    chain_bytes: int
+    scattered: bool = False
+    """Whether no two blocks of it lie side by side in either pool; else as a fresh pool gives them."""
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the chain."""
+        return self.chain_bytes // self.block_bytes
+
+
+def measure(cells: list[Cell], rounds: int) -> list[dict[str, Any]]:
+    """Return each cell's medians."""
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch: huge pages, as workers have them
+    maker = ChannelMaker("127.0.0.1", torch.device("cpu"))
+    plan = maker.plan(secrets.token_hex(8))
+    context = multiprocessing.get_context("spawn")
+    told, theirs = context.Pipe()
+    child = context.Process(target=_sender, args=(plan, theirs), daemon=True)
+    child.start()
+    try:
+        channel = maker.make(plan, RECEIVER, TIMEOUT_S)
+        _join(plan, RECEIVER)
+        return [_measure(cell, rounds, channel, told) for cell in cells]
+    finally:
+        told.close()
+        child.kill()
+        child.join(10)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _measure(cell: Cell, rounds: int, channel: PairChannel, told: Connection) -> dict[str, Any]:
+    chain, plain = _chain(cell, channel, receive_side=True), _plain(cell, dist.recv, SENDER)
+    seconds: dict[str, list[float]] = {"plain": [], "chain": []}
+    for number in range(rounds + 1):  # the first round warms up
+        for name, move in (("plain", plain), ("chain", chain)):
+            told.send((name, cell))
+            assert told.recv() == "ready"
+            began = time.perf_counter()
+            move()
+            if number:
+                seconds[name].append(time.perf_counter() - began)
+    ratios = [p / c for p, c in zip(seconds["plain"], seconds["chain"], strict=True)]
+    return {
+        "block_bytes": cell.block_bytes,
+        "chain_bytes": cell.chain_bytes,
+        "scattered": cell.scattered,
+        "plain_gb_s": cell.chain_bytes / statistics.median(seconds["plain"]) / 1e9,
+        "chain_gb_s": cell.chain_bytes / statistics.median(seconds["chain"]) / 1e9,
+        "transfer_ratio": statistics.median(ratios),
+        "best_ratio": min(seconds["plain"]) / min(seconds["chain"]),
+    }
+
+
+def _sender(plan: ChannelPlan, told: Connection) -> None:
+    """The child: does what it is told until the pipe is closed."""
+    channel = ChannelMaker("127.0.0.1", torch.device("cpu")).make(plan, SENDER, TIMEOUT_S)
+    _join(plan, SENDER)
+    moves: dict[tuple[str, Cell], Callable[[], None]] = {}
+    while True:
+        try:
+            name, cell = told.recv()
+        except EOFError:
+            return
+        if (name, cell) not in moves:
+            moves.clear()  # one cell at a time
+            moves["chain", cell] = _chain(cell, channel, receive_side=False)
+            moves["plain", cell] = _plain(cell, dist.send, RECEIVER)
+        told.send("ready")
+        moves[name, cell]()
+
+
+def _join(plan: ChannelPlan, rank: int) -> None:
+    """Make the default group, which only this measurement has."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    host, _, port = plan.store.rpartition(":")
+    store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=TIMEOUT_S))
+    dist.init_process_group("gloo", store=dist.PrefixStore("plain", store), rank=rank, world_size=2)
+
+
+def _plain(cell: Cell, move: Callable[..., Any], peer: int) -> Callable[[], None]:
+    tensor = torch.ones(cell.blocks * cell.block_bytes, dtype=torch.uint8)
+
+    def plain() -> None:
+        move(tensor, peer)
+
+    return plain
+
+
+def _chain(cell: Cell, channel: PairChannel, receive_side: bool) -> Callable[[], None]:
+    pool = _pool(cell, 2 * cell.blocks)
+    pool.fill_(1)  # its pages are there
+    hashes = [BlockHash(index.to_bytes(32, "little")) for index in range(cell.blocks)]
+    chunk = max(1, CHUNK_BYTES // cell.block_bytes)
+    source, target = _places(cell, 0), _places(cell, 1)
+    messages = cut(source, runs(target), chunk, cell.block_bytes)
+    cargo = Cargo(NONCE, hashes, target if receive_side else source, chunk, messages)
+    staging = Staging(pool, chunk, on_host=True)
+
+    def chain() -> None:
+        pace = Pace(time.monotonic() + TIMEOUT_S, TIMEOUT_S)
+        if receive_side:
+            receive(channel, staging, cargo, pace, lambda count: None)
+        else:
+            send(channel, staging, cargo, pace)
+
+    return chain
+
+
+def _places(cell: Cell, seed: int) -> list[int]:
+    """Return where one side's blocks lie, in a pool of twice as many."""
+    if not cell.scattered:
+        return list(range(cell.blocks))
+    order = torch.randperm(cell.blocks, generator=torch.Generator().manual_seed(seed))
+    return [2 * place for place in order.tolist()]
+
+
+def _pool(cell: Cell, blocks: int) -> torch.Tensor:
+    return torch.empty(blocks, cell.block_bytes, dtype=torch.uint8)

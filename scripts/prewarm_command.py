@@ -1,0 +1,45 @@
+"""`kvhive prewarm`: a prompt into the caches of some workers, and what it took at each."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import click
+
+from kvhive.proto.v1 import inference_pb2 as pb
+from kvhive.scripts.client import RouterClient
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be where."""
+
+    text: str
+    system: str | None
+    """None: the text as it is; else a conversation of this system message and the text."""
+    cache_salt: str
+    workers: int
+
+
+def run(target: str, wanted: Wanted, as_json: bool) -> None:
+    """Ask, wait and print. Raises KvhiveError; click.BadParameter for a number that has no encoding."""
+    if not 0 <= wanted.workers < 2**32:
+        raise click.BadParameter(f"workers: must be between 1 and 64, is {wanted.workers}")
+    request = pb.PrewarmRequest(cache_salt=wanted.cache_salt, workers=wanted.workers)
+    if wanted.system is None:
+        request.text = wanted.text
+    else:
+        request.chat.messages.add(role="system", content=wanted.system)
+        request.chat.messages.add(role="user", content=wanted.text)
+    with RouterClient(target) as client:
+        answer = client.prewarm(request)
+    rows = [{f.name: getattr(worker, f.name) for f in worker.DESCRIPTOR.fields} for worker in answer.workers]
+    if as_json:
+        click.echo(json.dumps({"prompt_tokens": answer.prompt_tokens, "workers": rows}))
+        return
+    for row in rows:
+        click.echo(
+            f"{row['worker_id']}: prompt {answer.prompt_tokens} tokens, cached {row['cached_tokens']}, "
+            f"pulled {row['pulled_tokens']}, computed {row['written_tokens']}"
+        )

@@ -1,0 +1,89 @@
+"""kvhive bench transfer: what is measured, how a choice is judged, and the picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from kvhive.proto.errors import ConfigError
+from kvhive.proto.index_schema import LoadReport
+from kvhive.router.routing_cost import compare
+from kvhive.router.routing_policy import RouteRequest
+from kvhive.scripts import bench_transfer, bench_transfer_choice, bench_transfer_figure
+from kvhive.scripts.bench_transfer_choice import Outcome
+from kvhive.scripts.cli import cli
+
+
+def outcome(pull_s: float, compute_s: float, chose_pull: bool) -> Outcome:
+    return Outcome(512, 4, 1e8, pull_s, compute_s, chose_pull)
+
+
+def test_a_choice_is_right_when_the_faster_way_was_chosen() -> None:
+    assert outcome(1.0, 2.0, True).right and not outcome(1.0, 2.0, False).right
+    assert outcome(2.0, 1.0, False).right and not outcome(2.0, 1.0, True).right
+    assert outcome(1.0, 1.09, True).tied and not outcome(1.0, 1.2, True).tied
+
+
+@pytest.mark.parametrize(("bytes_per_s", "pulls"), [(1e9, True), (1e6, False)])
+def test_the_choice_is_the_router_s_own_from_what_the_worker_reports(bytes_per_s: float, pulls: bool) -> None:
+    load = LoadReport(
+        blocks_total=512,
+        blocks_free=512,
+        step_per_token_s=0.001,
+        max_step_tokens=512,
+        block_bytes=131072,
+        pull_bytes_per_s=bytes_per_s,
+    )
+    rows = [bench_transfer_choice._candidate(n, load, held) for n, held in (("target", 2), ("source", 10))]
+    costs = compare(RouteRequest(200, 1, 16, b""), rows)
+    assert bool(costs[0].pulled_blocks) == pulls
+
+
+@pytest.mark.timeout(300)
+def test_a_quick_run_prints_one_object_with_its_ratio() -> None:
+    result = CliRunner().invoke(
+        cli, ["bench", "transfer", "--quick", "--no-grid", "--rounds", "3", "--json"], catch_exceptions=False
+    )
+    assert result.exit_code == 0
+    document: dict[str, Any] = json.loads(result.stdout)
+    (cell,) = document["channel"]
+    assert document["transfer_ratio"] == cell["transfer_ratio"] > 0
+    assert (cell["block_bytes"], cell["chain_bytes"], cell["scattered"]) == (2**19, 4 * 2**20, False)
+    assert cell["plain_gb_s"] > 0 and cell["chain_gb_s"] > 0
+
+
+def test_the_table_marks_what_was_right_wrong_and_tied() -> None:
+    cells = [
+        {"context": 0, "missing": 4, "bytes_per_s": 1e8, "pull_s": 0.1, "compute_s": 0.2, "chose_pull": c}
+        for c in (True, False, True)
+    ]
+    verdicts = [
+        {"right": True, "tied": False},
+        {"right": False, "tied": False},
+        {"right": False, "tied": True},
+    ]
+    grid = [{**cell, **verdict} for cell, verdict in zip(cells, verdicts, strict=True)]
+    ratios = {"choice_right_ratio": 2 / 3, "choice_strictly_right_ratio": 1 / 3}
+    text = "\n".join(bench_transfer._lines({"channel": [], "grid": grid, **ratios}))
+    assert "pull (right)" in text and "compute (WRONG)" in text and "pull (tie)" in text
+    assert "right in 67 % of the cells, 33 % without the ties" in text
+
+
+def test_the_picture_is_a_png_or_says_what_is_missing(tmp_path: Path) -> None:
+    grid = [
+        {"context": c, "missing": m, "bytes_per_s": b, "pull_s": 0.1, "compute_s": 0.2, "chose_pull": True}
+        for c in (0, 512)
+        for m in (4, 16)
+        for b in (1e7, 1e8)
+    ]
+    path = tmp_path / "crossover.png"
+    try:
+        bench_transfer_figure.draw(path, {"grid": grid})
+    except ConfigError as error:
+        assert "matplotlib" in str(error)
+    else:
+        assert path.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,103 @@
+"""The blocks of one transfer, and how they are cut: into chunks, each under a seal, and those into messages.
+
+Both sides cut alike. Where blocks lie in a row on both sides, and such rows are long enough, a message is a
+row and goes straight from pool to pool; else a chunk is one message, which is put together and taken apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from kvhive.proto.block_hash import BlockHash
+
+STRAIGHT_BYTES = 256 * 1024
+"""Messages of this many bytes on average are worth sending by themselves; smaller ones cost more than copying
+their bytes twice does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cargo:
+    """What travels. Equal on both sides but for the block ids."""
+
+    nonce: bytes
+    hashes: Sequence[BlockHash]
+    blocks: Sequence[int]
+    """Where each hash's block is, or is to be, in this side's pool."""
+    chunk_blocks: int
+    messages: Sequence[int]
+    """Blocks of each message, in order."""
+
+    def chunks(self) -> Iterator[tuple[range, list[range]]]:
+        """Yield the places of each chunk's blocks, and of each of its messages' blocks."""
+        begin, total = 0, len(self.hashes)
+        ends = iter(_ranges(self.messages))
+        while begin < total:
+            chunk = range(begin, min(begin + self.chunk_blocks, total))
+            parts: list[range] = []
+            while not parts or parts[-1].stop < chunk.stop:
+                parts.append(next(ends))
+            yield chunk, parts
+            begin = chunk.stop
+
+    def seal(self, chunk: range) -> torch.Tensor:
+        """Return the digest that goes before a chunk: of the nonce, its place and its blocks' hashes."""
+        digest = hashlib.sha256(self.nonce + chunk.start.to_bytes(8, "little"))
+        for place in chunk:
+            digest.update(self.hashes[place])
+        return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
+
+    @property
+    def in_rows(self) -> bool:
+        """Whether each message's blocks lie in a row in this side's pool."""
+        return all(
+            self.blocks[part.stop - 1] - self.blocks[part.start] == len(part) - 1
+            and all(after == before + 1 for before, after in pairwise(self.blocks[part.start : part.stop]))
+            for part in _ranges(self.messages)
+        )
+
+
+def runs(blocks: Sequence[int]) -> list[int]:
+    """Return the lengths of the rows that some blocks lie in."""
+    lengths: list[int] = []
+    for index, block in enumerate(blocks):
+        if index and block == blocks[index - 1] + 1:
+            lengths[-1] += 1
+        else:
+            lengths.append(1)
+    return lengths
+
+
+def cut(blocks: Sequence[int], others: Iterable[int], chunk_blocks: int, block_bytes: int) -> list[int]:
+    """Return the messages of some blocks of this side, given the lengths of the other side's rows.
+
+    A row of both sides each, if that makes messages that are long enough, or else a chunk each.
+    """
+    total = len(blocks)
+    chunks = {*range(0, total, chunk_blocks), total}
+    ends = chunks | {part.stop for part in _ranges(runs(blocks))} | {part.stop for part in _ranges(others)}
+    rows = [after - before for before, after in pairwise(sorted(end for end in ends if end <= total))]
+    if total * block_bytes >= STRAIGHT_BYTES * len(rows):
+        return rows
+    return [after - before for before, after in pairwise(sorted(chunks))]
+
+
+def fits(messages: Sequence[int], blocks: int, chunk_blocks: int) -> bool:
+    """Whether messages hold so many blocks, and none goes beyond its chunk."""
+    parts = list(_ranges(messages))
+    return (
+        all(message > 0 for message in messages)
+        and sum(messages) == blocks
+        and all(part.start // chunk_blocks == (part.stop - 1) // chunk_blocks for part in parts)
+    )
+
+
+def _ranges(lengths: Iterable[int]) -> Iterator[range]:
+    begin = 0
+    for length in lengths:
+        yield range(begin, begin + length)
+        begin += length

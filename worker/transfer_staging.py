@@ -1,0 +1,143 @@
+"""How blocks get out of a pool into messages, and out of messages into a pool.
+
+A block of all layers is one contiguous piece of memory. On a CPU, messages whose blocks lie in a row go
+straight from pool to pool: copying them twice more would halve the speed. Others, and those of a GPU, are
+gathered side by side into a staging buffer, travel as one message and are scattered.
+
+All of it happens on the transfer's own thread and, on a GPU, on a stream of its own. That is safe beside a
+running step: what is sent is registered, so nobody writes to it, and what is received has no hash yet, so
+nobody reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kvhive.kernels.block_copy import gather_blocks, scatter_blocks
+from kvhive.worker.transfer_cargo import Cargo
+
+DEPTH = 32
+"""Chunks on their way at a time: the more, the less either side waits for the other one's thread to be woken,
+which on a busy machine takes longer than the bytes do."""
+
+STAGED_DEPTH = 2
+"""The same where each costs a buffer: one is filled or emptied while the other one is on its way."""
+
+
+class Staging:
+    """The buffers of one channel, allocated when needed, for chunks of up to `chunk_blocks` blocks."""
+
+    def __init__(self, pool: torch.Tensor, chunk_blocks: int, on_host: bool) -> None:
+        """Prepare for a pool `[blocks, ...]`, whose numbers travel as bytes.
+
+        on_host: the channel moves memory of the host, whatever the pool is in
+        """
+        self._pool = pool.view(torch.uint8).reshape(pool.shape[0], -1)
+        self._device = pool.device
+        self._shape = (chunk_blocks, self._pool.shape[1])
+        self._bounces = pool.device.type == "cuda" and on_host
+        self._buffers: list[torch.Tensor] = []
+        self._host: list[torch.Tensor] = []
+        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+
+    def stream(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the context in which everything here is to be called, and the channel too."""
+        return torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext()
+
+    def load(self, cargo: Cargo) -> Loading:
+        """Make ready for one transfer."""
+        straight = self._device.type == "cpu" and cargo.in_rows
+        if not straight and not self._buffers:
+            self._buffers = [
+                torch.empty(self._shape, dtype=torch.uint8, device=self._device) for _ in range(STAGED_DEPTH)
+            ]
+        if not straight and self._bounces and not self._host:
+            self._host = [
+                torch.empty(self._shape, dtype=torch.uint8, pin_memory=True) for _ in range(STAGED_DEPTH)
+            ]
+        return Straight(self._pool, cargo) if straight else Staged(self, cargo)
+
+    def gather(self, slot: int, blocks: Sequence[int]) -> torch.Tensor:
+        """Put blocks side by side into a buffer that the channel can send."""
+        buffer = self._buffers[slot][: len(blocks)]
+        gather_blocks(self._pool, self._indices(blocks), buffer)
+        if self._bounces:
+            self._host[slot][: len(blocks)].copy_(buffer, non_blocking=True)
+        self._synchronise()
+        return self.buffer(slot, len(blocks))
+
+    def scatter(self, slot: int, blocks: Sequence[int]) -> None:
+        """Put what the channel has received in its places. When this returns it is in the pool."""
+        buffer = self._buffers[slot][: len(blocks)]
+        if self._bounces:
+            buffer.copy_(self._host[slot][: len(blocks)], non_blocking=True)
+        scatter_blocks(buffer, self._indices(blocks), self._pool)
+        self._synchronise()
+
+    def buffer(self, slot: int, count: int) -> torch.Tensor:
+        """Return what the channel sends from and receives into."""
+        return (self._host if self._bounces else self._buffers)[slot][:count]
+
+    def _indices(self, blocks: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(blocks, dtype=torch.int64, device=self._device)
+
+    def _synchronise(self) -> None:
+        if self._stream is not None:
+            self._stream.synchronize()
+
+
+class Straight:
+    """A transfer that needs no buffers: its messages are rows of the pool."""
+
+    depth = DEPTH
+
+    def __init__(self, pool: torch.Tensor, cargo: Cargo) -> None:
+        self._pool = pool
+        self._blocks = cargo.blocks
+
+    def outgoing(self, slot: int, chunk: range, parts: Sequence[range]) -> list[torch.Tensor]:
+        """Return the messages of a chunk."""
+        firsts = [self._blocks[part.start] for part in parts]
+        return [self._pool[first : first + len(part)] for first, part in zip(firsts, parts, strict=True)]
+
+    incoming = outgoing
+
+    def settle(self, slot: int, chunk: range) -> None:
+        """What has arrived is in its place."""
+
+
+class Staged:
+    """A transfer through buffers, of which a chunk takes the one of its slot."""
+
+    depth = STAGED_DEPTH
+
+    def __init__(self, staging: Staging, cargo: Cargo) -> None:
+        self._staging = staging
+        self._blocks = cargo.blocks
+
+    def outgoing(self, slot: int, chunk: range, parts: Sequence[range]) -> list[torch.Tensor]:
+        """Gather a chunk and return its messages. The slot is in use until they have been sent."""
+        buffer = self._staging.gather(slot, self._blocks[chunk.start : chunk.stop])
+        return [buffer[part.start - chunk.start : part.stop - chunk.start] for part in parts]
+
+    def incoming(self, slot: int, chunk: range, parts: Sequence[range]) -> list[torch.Tensor]:
+        """Return the buffers for a chunk's messages; `settle` follows when they have arrived."""
+        buffer = self._staging.buffer(slot, len(chunk))
+        return [buffer[part.start - chunk.start : part.stop - chunk.start] for part in parts]
+
+    def settle(self, slot: int, chunk: range) -> None:
+        """Scatter what has arrived."""
+        self._staging.scatter(slot, self._blocks[chunk.start : chunk.stop])
+
+
+Loading = Straight | Staged
+"""How one transfer gets out of a pool, or into one."""
+
+
+def block_bytes(pool: torch.Tensor) -> int:
+    """Return the bytes of one block of a pool."""
+    return int(pool[0].numel()) * int(pool.element_size())
