@@ -80,19 +80,21 @@ class BlockDesk:
         self._post(open_desk)
 
     def fetch_for(self, seq: Sequence) -> None:
-        """Park a sequence that was just queued, if its source is worth it."""
-        source = seq.source
-        if source is None:
-            return
-        arrival = self._fetch(self._scheduler.manager.usable(seq)[: source.blocks], source)
+        """Park a sequence that was just queued, if its source is worth it, or a pull brings what it lacks.
+
+        The router counts on the latter where it has sent somebody here with a source just before.
+        """
+        source, usable = seq.source, self._scheduler.manager.usable
+        if source is not None:
+            arrival = self._fetch(usable(seq)[: source.blocks], source)
+        else:
+            arrival = None if self.moves.idle else self.moves.under_way(usable(seq))
         if arrival is not None:
             arrival.waiting.append(seq)
             self._scheduler.waiting.park(seq, len(arrival.missing) * self._scheduler.manager.block_size)
 
     def dropped(self, seq: Sequence) -> None:
         """A sequence was cancelled: stop what nobody else waits for."""
-        if seq.source is None:
-            return
         for arrival in self.moves.arrivals():
             if seq in arrival.waiting:
                 arrival.waiting.remove(seq)

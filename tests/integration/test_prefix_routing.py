@@ -52,7 +52,7 @@ async def test_forty_requests_of_four_groups_settle_and_use_both_workers(cluster
                 assert result.usage is not None
                 homes[group].add(result.usage.worker_id)
                 shared = len(groups[group]) // 16 * 16
-                found = result.cached + result.usage.pulled_tokens
+                found = result.found
                 assert found == (shared if turn else 0), f"group {group}, turn {turn}"
                 assert result.usage.written_tokens == len(tokens) // 16 * 16 - found
 

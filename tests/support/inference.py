@@ -27,6 +27,12 @@ class Result:
         assert self.usage is not None, "the stream did not finish"
         return int(self.usage.cached_tokens)
 
+    @property
+    def found(self) -> int:
+        """Prompt tokens that were not computed: in the cache, or pulled from another worker's."""
+        assert self.usage is not None, "the stream did not finish"
+        return int(self.usage.cached_tokens + self.usage.pulled_tokens)
+
 
 class Client:
     """Open with `async with`."""

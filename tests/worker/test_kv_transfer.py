@@ -128,7 +128,12 @@ async def test_sequences_that_want_the_same_blocks_wait_for_one_pull() -> None:
     async with pair(emulation=Emulation(bytes_per_s=2000.0)) as (a, b):
         prompt = prompt_of(6, 81)
         await ask(a, "first", prompt)
-        answers = await asyncio.gather(*(ask(b, f"r{i}", [*prompt, i], source_of(a, 20)) for i in range(5)))
+        pull = asyncio.create_task(ask(b, "r", prompt, source_of(a, 20)))
+        await until(lambda: bool(b.engine.desk.moves.arrivals()))
+        # The router names no source where it knows that somebody is on the way with one.
+        sources = [source_of(a, 20), None, source_of(a, 20), None]
+        answers = await asyncio.gather(*(ask(b, f"r{i}", [*prompt, i], s) for i, s in enumerate(sources)))
+        answers.append(await pull)
         assert sum(answer.pulled_tokens for answer in answers) == 5 * 80
         assert (await outcomes(b))["pulled"] == 1
         assert a.engine.desk.sent_blocks == 20
