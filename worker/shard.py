@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kvhive.proto.errors import ModelError
 from kvhive.worker.decoder_config import DecoderConfig
-from kvhive.worker.model_config import ModelConfig
+from kvhive.worker.transformers_config import TransformersConfig
 
 _STEP = 16
 """The inner dimension is cut at multiples of it where it can be: vectors and tensor cores read so many."""
@@ -91,7 +91,7 @@ class Shard:
         raise ValueError(f"rank: must be 0 to {self.ranks - 1}, is {self.rank}")
 
 
-def check_can_shard(config: ModelConfig, ranks: int, source: Path) -> None:
+def check_can_shard(config: DecoderConfig | TransformersConfig, ranks: int, source: Path) -> None:
     """Raise ModelError when so many ranks cannot share the model."""
     if ranks == 1:
         return

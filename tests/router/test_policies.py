@@ -25,7 +25,7 @@ from kvhive.router.routing_policy import (
 
 OURS = ("kv_aware", "round_robin", "least_loaded", "power_of_two", "consistent_hash")
 SPEED = Speed(step_base_s=0.01, per_token_s=0.001, per_attention_s=0.0, max_step_tokens=512)
-IDLE = Candidate("w1", 0, 0, 0, 0, SPEED, None, 0, 10_000, 0.0)
+IDLE = Candidate("w1", 0, 0, 0, 0, SPEED, 0.0, 0, 10_000, 0.0)
 
 
 def worker(worker_id: str, **changes: object) -> Candidate:
