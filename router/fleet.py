@@ -89,7 +89,8 @@ class Fleet:
         for row in new:
             record = views[row].record
             load = record.load
-            self._loads.report_cold(record.worker_id, load.prefix_queries - load.prefix_hits, now)
+            computed = load.prefix_queries - load.prefix_hits - load.pulled_tokens
+            self._loads.report_cold(record.worker_id, computed, now)
             self._static[:, row] = (
                 load.victim_reuse,
                 load.blocks_free * record.block_size,

@@ -56,8 +56,10 @@ class PoolUse:
             ended.popleft()
 
     def drop(self, worker_id: str) -> None:
-        """Forget what ended at a worker that has left."""
+        """Forget a worker that has left; its requests are still to end, or to go elsewhere."""
         self._ended.pop(worker_id, None)
+        for request_id in self._held.pop(worker_id, {}):
+            del self._worker_of[request_id]
 
     def tokens(self, worker_id: str, reported: int, reported_at: float) -> int:
         """Tokens in use at a worker, or waiting to be: what it reported, corrected by what happened since."""

@@ -63,7 +63,7 @@ class WorkerSession:
         """See WorkerClient."""
         request_id = request.request_id
         if self.lost is not None:
-            raise self.lost
+            raise self.lost.with_traceback(None)  # others raise it, too
         inbox = self._inboxes[request_id] = _Inbox()
         self._unsent.start.append(request)
         self._wake.set()
@@ -76,7 +76,7 @@ class WorkerSession:
                     await inbox.wait()
                     if not inbox.news:
                         assert inbox.lost is not None
-                        raise inbox.lost
+                        raise inbox.lost.with_traceback(None)
                 news = inbox.news.popleft()
                 ended = news.HasField("end")
                 if news.HasField("response"):
@@ -106,11 +106,12 @@ class WorkerSession:
             lost = error.code().name, error.details() or ""
         except asyncio.CancelledError:
             lost = "CANCELLED", "the session was dropped"
-        self.lost = self._translated("UNAVAILABLE", f"{lost[0]}: {lost[1]}")
-        self._wake.set()
-        for inbox in self._inboxes.values():
-            inbox.lost = self.lost
-            inbox.wake()
+        finally:  # whatever it was: nobody waits for news that cannot come
+            self.lost = self._translated("UNAVAILABLE", f"{lost[0]}: {lost[1]}")
+            self._wake.set()
+            for inbox in self._inboxes.values():
+                inbox.lost = self.lost
+                inbox.wake()
 
     def _deliver(self, news: worker_pb2.SessionNews) -> None:
         inbox = self._inboxes.get(news.request_id)

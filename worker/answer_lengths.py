@@ -61,6 +61,8 @@ class AnswerLengths:
 
     def forecast(self, running: Collection[Sequence], now: float) -> PoolForecast:
         """Say what is expected of these sequences; as of up to FORECAST_EVERY_S ago."""
+        if not running:  # an engine at rest reports no more
+            return PoolForecast(self.mean)
         if now - self._forecast_at >= FORECAST_EVERY_S:
             held = growth = released = 0.0
             for seq in running:

@@ -84,14 +84,17 @@ class BlockDesk:
 
         The router counts on the latter where it has sent somebody here with a source just before.
         """
-        source, usable = seq.source, self._scheduler.manager.usable
+        source, manager = seq.source, self._scheduler.manager
+        if seq.after is not None or (source is None and self.moves.idle):
+            return  # who waits for another choice's prompt waits for what that one pulls
+        hashes = manager.usable(seq)
         if source is not None:
-            arrival = self._fetch(usable(seq)[: source.blocks], source)
+            arrival = self._fetch(hashes[: source.blocks], source)
         else:
-            arrival = None if self.moves.idle else self.moves.under_way(usable(seq))
+            arrival = _wanted(self.moves.under_way(hashes))
         if arrival is not None:
             arrival.waiting.append(seq)
-            self._scheduler.waiting.park(seq, len(arrival.missing) * self._scheduler.manager.block_size)
+            self._scheduler.waiting.park(seq, arrival.brings(hashes) * manager.block_size)
 
     def dropped(self, seq: Sequence) -> None:
         """A sequence was cancelled: stop what nobody else waits for."""
@@ -118,7 +121,12 @@ class BlockDesk:
 
     def lend(self, hashes: ReadOnly[BlockHash], done: Callable[[Loan], None]) -> None:
         """Hold the leading blocks of a chain for sending; none while somebody waits for blocks."""
-        self._post(lambda: done(self.moves.lend(() if self._scheduler.cramped else hashes)))
+
+        def lend() -> None:
+            room = self._scheduler.manager.pool.available - self._scheduler.reserved_blocks()
+            done(self.moves.lend(() if self._scheduler.cramped else hashes, room))
+
+        self._post(lend)
 
     def give_back(self, loan: Loan, sent: bool) -> None:
         """They are sent, or will not be."""
@@ -145,7 +153,8 @@ class BlockDesk:
                 seconds = self._scheduler.manager.clock() - arrival.began
                 self.rate.observe(max(1, arrival.arrived * self.block_bytes), seconds)
             for seq in self.moves.end(arrival):
-                seq.arrived = range(arrival.first, arrival.first + arrival.arrived)
+                came = min(arrival.arrived, arrival.brings(self._scheduler.manager.usable(seq)))
+                seq.arrived = range(arrival.first, arrival.first + came)
                 self._scheduler.waiting.unpark(seq)  # or it has gone meanwhile
             for tell in arrival.watching:
                 tell("" if outcome is PullOutcome.PULLED else outcome)
@@ -158,7 +167,7 @@ class BlockDesk:
             return None
         arrival = self.moves.under_way(hashes)
         if arrival is not None:
-            return arrival
+            return _wanted(arrival)
         if self.moves.count(hashes) == len(hashes):
             return None
         scheduler = self._scheduler
@@ -169,3 +178,8 @@ class BlockDesk:
             return None
         start(arrival, source)
         return arrival
+
+
+def _wanted(arrival: Arrival | None) -> Arrival | None:
+    """Whose last reader has gone is about to end: nobody joins it."""
+    return None if arrival is None or arrival.stopped.is_set() else arrival

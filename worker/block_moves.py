@@ -61,6 +61,10 @@ class Arrival:
         """The hashes that are to come."""
         return self.hashes[self.first :]
 
+    def brings(self, hashes: ReadOnly[BlockHash]) -> int:
+        """Return how many blocks of a chain it brings: chains that part are the same up to there."""
+        return sum(mine == theirs for mine, theirs in zip(hashes[self.first :], self.missing, strict=False))
+
     @property
     def incoming(self) -> list[int]:
         """Where they are to be."""
@@ -79,8 +83,9 @@ class BlockMoves:
         self._manager = manager
         self._pool = manager.pool
         self._loans: set[Loan] = set()
-        self._arrivals: dict[BlockHash, Arrival] = {}
-        """By the first hash that is to come."""
+        self._arrivals: dict[Arrival, None] = {}
+        self._coming: dict[BlockHash, Arrival] = {}
+        """By every hash that is to come, so that whoever lacks a later one finds it, too."""
         self.late = 0
         """Times that somebody reported of a transfer that had ended before."""
 
@@ -92,23 +97,26 @@ class BlockMoves:
     def held(self) -> list[Block]:
         """Return every block that a transfer holds, once for each hold."""
         lent = (loan.blocks for loan in self._loans)
-        coming = (arrival.held for arrival in self._arrivals.values())
+        coming = (arrival.held for arrival in self._arrivals)
         return [*chain.from_iterable(lent), *chain.from_iterable(coming)]
 
     def arrivals(self) -> list[Arrival]:
         """Return the chains that are being received."""
-        return list(self._arrivals.values())
+        return list(self._arrivals)
 
     def count(self, hashes: ReadOnly[BlockHash]) -> int:
         """Return how many leading blocks of a chain are here."""
         return len(self._leading(hashes))
 
-    def lend(self, hashes: ReadOnly[BlockHash]) -> Loan:
-        """Hold the leading blocks of a chain, as many as there are."""
-        blocks = self._leading(hashes)
-        for block in blocks:
+    def lend(self, hashes: ReadOnly[BlockHash], room: int) -> Loan:
+        """Hold the leading blocks of a chain: as many as there are, and `room` that nobody uses at most."""
+        loan = Loan([])
+        for block in self._leading(hashes):
+            room -= block.evictable
+            if room < 0:
+                break
             self._pool.acquire(block)
-        loan = Loan(blocks)
+            loan.blocks.append(block)
         self._loans.add(loan)
         return loan
 
@@ -124,7 +132,7 @@ class BlockMoves:
     def under_way(self, hashes: ReadOnly[BlockHash]) -> Arrival | None:
         """Return the arrival that brings the first missing block of a chain."""
         first = len(self._leading(hashes))
-        return self._arrivals.get(hashes[first]) if first < len(hashes) else None
+        return self._coming.get(hashes[first]) if first < len(hashes) else None
 
     def expect(self, hashes: ReadOnly[BlockHash], reserved: int) -> Arrival | None:
         """Get blocks for the missing part of a chain, or for as much of it as there is room for.
@@ -139,11 +147,13 @@ class BlockMoves:
             return None
         for block in here:
             pool.acquire(block)
-        assert hashes[first] not in self._arrivals, "ask under_way first"
+        assert hashes[first] not in self._coming, "ask under_way first"
         arrival = Arrival(
             list(hashes[: first + count]), first, here + pool.allocate(count), first, self._manager.clock()
         )
-        self._arrivals[hashes[first]] = arrival
+        self._arrivals[arrival] = None
+        for block_hash in arrival.missing:
+            self._coming.setdefault(block_hash, arrival)
         return arrival
 
     def settle(self, arrival: Arrival, count: int) -> None:
@@ -166,7 +176,10 @@ class BlockMoves:
             self.late += 1
             return []
         arrival.ended = True
-        del self._arrivals[arrival.hashes[arrival.first]]
+        del self._arrivals[arrival]
+        for block_hash in arrival.missing:
+            if self._coming.get(block_hash) is arrival:
+                del self._coming[block_hash]
         self._release(arrival.held)
         return arrival.waiting
 

@@ -7,6 +7,7 @@ because its reader is slow, keeps what becomes ready, as it would on a stream of
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Protocol
 
@@ -14,6 +15,8 @@ from kvhive.proto.errors import KvhiveError, TimedOut
 from kvhive.proto.v1 import worker_pb2
 from kvhive.worker.refusal import status_of
 from kvhive.worker.request_stream import MAX_POSITIONS_PER_MESSAGE, RequestStream
+
+log = logging.getLogger(__name__)
 
 
 class RequestDesk(Protocol):
@@ -88,6 +91,10 @@ class Session:
             self._streams[request_id] = self._desk.open(request, lambda: self._heard(request_id))
         except KvhiveError as error:
             self._tell_end(request_id, status_of(error), str(error))
+            return
+        except Exception:  # a fault of ours, which must not end the others' streams
+            log.exception("request=%s could not begin", request_id)
+            self._tell_end(request_id, "INTERNAL", "the worker failed to take the request in")
             return
         if request.queue_timeout_s:
             self._deadlines[request_id] = self._loop.call_later(

@@ -98,8 +98,10 @@ class Peers:
         if address not in self._channels:
             self._channels[address] = grpc.aio.insecure_channel(address, options=_OPTIONS)
         self._channels.move_to_end(address)
+        stub = worker_pb2_grpc.WorkerStub(self._channels[address])
         for old in list(self._channels)[:-MAX_PEERS]:
-            if not self._calls.get(old):
+            idle = None if self._calls.get(old) else self._channels.pop(old, None)  # others close some, too
+            if idle is not None:
                 self._calls.pop(old, None)
-                await self._channels.pop(old).close()
-        return worker_pb2_grpc.WorkerStub(self._channels[address])
+                await idle.close()
+        return stub

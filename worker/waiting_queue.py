@@ -177,7 +177,7 @@ class WaitingQueue:
         self.tokens -= self._weight(seq)
 
     def _weight(self, seq: Sequence) -> int:
-        return len(seq.tokens) - seq.incoming_tokens if seq.after is None else 1
+        return max(1, len(seq.tokens) - seq.incoming_tokens) if seq.after is None else 1
 
     def _queue_of(self, seq: Sequence) -> OrderedDict[str, Sequence]:
         line = self._lines.setdefault(clamped_priority(seq), _Line())

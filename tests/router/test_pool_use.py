@@ -43,8 +43,10 @@ def test_memory_is_bounded_by_what_runs_and_has_just_ended() -> None:
         pools.leave(f"r{i}", now=float(i))
     assert not pools._held and not pools._worker_of
     assert len(pools._ended["w1"]) <= LONGEST_MEMORY_S + 1
+    pools.enter("last", "w1", (), 1, now=1000.0)
     pools.drop("w1")
-    assert not pools._ended
+    pools.leave("last", now=1001.0)
+    assert not pools._ended and not pools._held and not pools._worker_of
 
 
 @settings(deadline=None)

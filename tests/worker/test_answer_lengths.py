@@ -48,5 +48,8 @@ def test_a_forecast_is_kept_for_a_while() -> None:
     """It is asked for at every step, and read at every heartbeat."""
     answers = answers_of(100)
     first = answers.forecast([running(100, 0, 1000)], now=0.0)
-    assert answers.forecast([], now=FORECAST_EVERY_S / 2) is first
-    assert answers.forecast([], now=FORECAST_EVERY_S).growth_tokens == 0.0
+    other = [running(100, 0, 30)]
+    assert answers.forecast(other, now=FORECAST_EVERY_S / 2) is first
+    assert answers.forecast(other, now=FORECAST_EVERY_S).growth_tokens == 30.0
+    idle = answers.forecast([], now=1.1 * FORECAST_EVERY_S)
+    assert idle.growth_tokens == idle.release_tokens == 0.0, "an engine at rest reports no more"

@@ -60,7 +60,7 @@ def test_what_has_come_is_evicted_leaves_first() -> None:
 def test_what_was_lent_is_evicted_leaves_first_and_not_while_it_is_lent() -> None:
     rig = Moves()
     rig.bring(CHAIN[:4])
-    loan = rig.moves.lend(CHAIN)
+    loan = rig.moves.lend(CHAIN, rig.pool.available)
     assert len(loan.block_ids) == 4
     assert rig.pool.available == 4
     rig.moves.give_back(loan)
@@ -136,3 +136,20 @@ def test_late_reports_are_counted_and_change_nothing() -> None:
     assert rig.moves.end(arrival) == []
     assert rig.moves.late == 2 and not rig.pool._by_hash
     assert rig.pool.usage().free == 8
+
+
+def test_a_chain_is_found_by_a_later_block_too_once_its_first_ones_have_come() -> None:
+    rig = Moves()
+    arrival = rig.moves.expect(CHAIN[:4], 0)
+    assert arrival is not None
+    rig.moves.settle(arrival, 2)
+    assert rig.moves.under_way(CHAIN) is arrival
+    rig.moves.end(arrival)
+    assert rig.moves.under_way(CHAIN) is None and not rig.moves._coming
+
+
+def test_nothing_is_lent_that_running_sequences_were_promised() -> None:
+    rig = Moves()
+    rig.bring(CHAIN[:4])
+    assert len(rig.moves.lend(CHAIN, 2).block_ids) == 2
+    assert len(rig.moves.lend(CHAIN, 0).block_ids) == 2, "what is live already costs nobody anything"
