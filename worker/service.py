@@ -163,6 +163,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         """Stream all of a router's requests."""
         session = Session(self)
         self._sessions.add(session)
+        # A call that is cancelled while it writes leaves its generator to the collector of garbage, some day.
+        context.add_done_callback(lambda _: session.abandon())
         try:
             async with aclosing(session.run(requests)) as responses:
                 async for response in responses:

@@ -62,13 +62,18 @@ class Session:
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
-            for request_id in list(self._streams):
-                self._close(request_id)
+            self.abandon()
 
     def end(self) -> None:
         """Say no more: the worker is stopping."""
         self._over = True
         self._wake.set()
+
+    def abandon(self) -> None:
+        """The router has gone: end all that it asked for. Again does no harm."""
+        self.end()
+        for request_id in list(self._streams):
+            self._close(request_id)
 
     async def _read(self, messages: AsyncIterator[worker_pb2.SessionRequest]) -> None:
         try:
@@ -87,6 +92,8 @@ class Session:
 
     def _start(self, request: worker_pb2.WorkerGenerateRequest) -> None:
         request_id = request.request_id
+        if self._over:
+            return
         try:
             self._streams[request_id] = self._desk.open(request, lambda: self._heard(request_id))
         except KvhiveError as error:

@@ -136,7 +136,7 @@ async def test_sequences_that_want_the_same_blocks_wait_for_one_pull() -> None:
         answers.append(await pull)
         assert sum(answer.pulled_tokens for answer in answers) == 5 * 80
         assert (await outcomes(b))["pulled"] == 1
-        assert a.engine.desk.sent_blocks == 20
+        await until(lambda: a.engine.desk.sent_blocks == 20)  # it hears of the end a moment later
         await at_rest(a, b)
 
 
