@@ -16,7 +16,7 @@ from kvhive.router.kv_index import KvIndex
 from kvhive.router.load_tracker import LoadTracker
 from kvhive.router.predicted_blocks import PredictedBlocks
 from kvhive.router.prompt import PreparedPrompt
-from kvhive.router.routing_cost import compare
+from kvhive.router.routing_cost import CostTable, compare
 from kvhive.router.routing_policy import Decision, RouteRequest, RoutingPolicy
 from kvhive.router.worker_registry import WorkerRegistry
 
@@ -127,7 +127,7 @@ class Placer:
             small = set(allowed.worker_ids) - set(table.worker_ids)
             excluded |= dict.fromkeys(small, f"its pool cannot hold {need} tokens")
         row, view = table.worker_ids.index(decision.worker_id), fleet.view(decision.worker_id)
-        source = self._source(route, table, row)
+        source = self._source(route, table, row, decision)
         if source is not None:
             decision = replace(decision, pull_from=source.worker_id)
         return Placement(
@@ -141,11 +141,14 @@ class Placer:
             source=source,
         )
 
-    def _source(self, route: RouteRequest, table: CandidateTable, row: int) -> PullSource | None:
+    def _source(
+        self, route: RouteRequest, table: CandidateTable, row: int, decision: Decision
+    ) -> PullSource | None:
         """Name where the chosen worker is to pull from, whatever the policy that chose it."""
-        if table.matched_blocks.max() <= table.expected_blocks[row]:
-            return None  # the usual case, without another comparison
-        pulls = compare(route, table).pulls
+        if greatest(table.matched_blocks) <= table.expected_blocks[row]:
+            return None  # the usual case
+        known = decision.costs
+        pulls = (known if isinstance(known, CostTable) else compare(route, table)).pulls
         if not pulls.blocks[row]:
             return None
         record = self._fleet.view(table.worker_ids[pulls.source]).record

@@ -76,15 +76,19 @@ class PoolUse:
 
     def shared_blocks(self, worker_id: str, keys: Sequence[BlockKey]) -> int:
         """How many leading blocks of a prompt are in use by other requests of this router at a worker."""
-        others = self._held.get(worker_id, {}).values()
-        return max((_common(held.keys, keys) for held in others), default=0)
+        longest = 0
+        for held in self._held.get(worker_id, {}).values():
+            most = min(len(held.keys), len(keys))
+            if longest < most and held.keys[longest] == keys[longest]:  # else it shares no more than that
+                longest = _common(held.keys, keys, longest + 1, most)
+        return longest
 
 
-def _common(one: Sequence[BlockKey], other: Sequence[BlockKey]) -> int:
-    """The length of the common beginning: a key stands for all that is before it, so halving finds it."""
-    if not one or not other or one[0] != other[0]:
-        return 0
-    low, high = 1, min(len(one), len(other))
+def _common(one: Sequence[BlockKey], other: Sequence[BlockKey], low: int, high: int) -> int:
+    """The length of the common beginning, between `low` and `high`.
+
+    A key stands for all that is before it, so halving finds it.
+    """
     while low < high:
         middle = (low + high + 1) // 2
         if one[middle - 1] == other[middle - 1]:
