@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvhive.router.candidate_table import CandidateTable, Column
+from kvhive.router.candidate_table import CandidateTable, Column, greatest
 
 UNMEASURED_LATENCY_S = 0.02
 UNMEASURED_BYTES_PER_S = 1e9
@@ -38,30 +38,32 @@ def with_pulls(
     table: CandidateTable,
     held_blocks: Column,
     least_blocks: float,
+    alone_s: Column,
     compute_s: Callable[[Column], Column],
 ) -> PullTable:
     """Choose between pulling and computing for every candidate.
 
     held_blocks: the leading blocks that each has by itself
     least_blocks: what counts as nothing; a source has more than that
+    alone_s: seconds to compute the prompt after what each has by itself
     compute_s: seconds to compute the prompt after so many leading blocks
     """
-    alone, none = compute_s(held_blocks), np.zeros(len(table))
-    source = _source(table)
-    if source < 0 or table.matched_blocks[source] <= least_blocks:
-        return PullTable(-1, none, none, alone)
+    none = np.zeros(len(table))
+    source = _source(table, least_blocks)
+    if source < 0:
+        return PullTable(-1, none, none, alone_s)
     blocks = np.full(len(table), table.matched_blocks[source])
     missing = blocks - held_blocks
     able = (missing > 0) & (table.block_bytes == table.block_bytes[source])
     if not able.any():
-        return PullTable(-1, none, none, alone)
+        return PullTable(-1, none, none, alone_s)
     measured = table.pull_bytes_per_s > 0
     latency_s = np.where(measured, table.pull_latency_s, UNMEASURED_LATENCY_S)
     bytes_per_s = np.where(measured, table.pull_bytes_per_s, UNMEASURED_BYTES_PER_S)
     pull_s = latency_s + missing * table.block_bytes / bytes_per_s
     together = pull_s + compute_s(np.maximum(blocks, held_blocks))
-    pulls = able & (together < alone)
-    return PullTable(source, blocks * pulls, pull_s * pulls, np.where(pulls, together, alone))
+    pulls = able & (together < alone_s)
+    return PullTable(source, blocks * pulls, pull_s * pulls, np.where(pulls, together, alone_s))
 
 
 def crossover_blocks(
@@ -85,9 +87,13 @@ def crossover_blocks(
     return low
 
 
-def _source(table: CandidateTable) -> int:
+def _source(table: CandidateTable, least_blocks: float) -> int:
+    """The row of whoever can give the most, and more than that; -1: nobody can."""
+    if not len(table) or greatest(table.matched_blocks) <= least_blocks:
+        return -1  # as for every new prompt
     give = table.matched_blocks * (table.block_bytes > 0)
-    if not len(table) or not give.max():
+    best = greatest(give)
+    if best <= least_blocks:
         return -1
-    most = np.flatnonzero(give == give.max())
+    most = np.flatnonzero(give == best)
     return int(most[table.requests[most].argmin()])

@@ -91,24 +91,20 @@ def compare(request: RouteRequest, candidates: Sequence[Candidate], least_blocks
     queue_steps = np.ceil(table.queue_tokens / table.max_step_tokens)
     steps = np.ceil((table.queue_tokens + uncached) / table.max_step_tokens)
     queue_s = queue_steps * table.step_base_s + _tokens_s(table, table.queue_tokens, 0.0)
-    pulls = with_pulls(table, counted, least_blocks, partial(_compute_s, request, table, queue_steps))
-    compute_s = pulls.compute_s
-    evicts = table.free_tokens < uncached + request.max_tokens
-    busy = table.cold_tokens_per_s * (table.per_token_s + table.step_base_s / table.max_step_tokens)
-    price = _price_of(busy) * np.where(evicts, _price_of(table.victim_reuse), 1.0)
-    coming = greatest(table.expected_blocks * (table.expected_blocks > table.matched_blocks))
-    if coming:
-        twice = np.maximum(coming * request.block_size - cached, 0.0)
-        price = price * (1.0 + np.minimum(twice, uncached) / uncached)
+    alone_s = (steps - queue_steps) * table.step_base_s + _tokens_s(table, uncached, cached)
+    pulls = with_pulls(
+        table, counted, least_blocks, alone_s, partial(_compute_s, request, table, queue_steps)
+    )
+    price = _price(request, table, cached, uncached)
     decode_s = steps * table.decoding * table.per_token_s
     room_s = _room_s(request, table, cached)
-    cost_s = queue_s + room_s + price * compute_s + decode_s
+    cost_s = queue_s + room_s + price * pulls.compute_s + decode_s
     return CostTable(
         table.worker_ids,
         table.matched_blocks,
         table.expected_blocks,
         queue_s,
-        compute_s,
+        pulls.compute_s,
         price,
         decode_s,
         room_s,
@@ -130,6 +126,20 @@ def _compute_s(
 def _tokens_s(table: CandidateTable, tokens: Column, context: Column | float) -> Column:
     """Seconds for prompt tokens after `context` others, without what each step costs by itself."""
     return tokens * (table.per_token_s + (context + tokens / 2) * table.per_attention_s)
+
+
+def _price(request: RouteRequest, table: CandidateTable, cached: Column, uncached: Column) -> Column:
+    """What a second of computing counts, for each worker."""
+    busy = table.cold_tokens_per_s * (table.per_token_s + table.step_base_s / table.max_step_tokens)
+    price = np.full(len(table), _price_of(busy))
+    evicts = table.free_tokens < uncached + request.max_tokens
+    if np.count_nonzero(evicts):
+        price[evicts] *= _price_of(table.victim_reuse)
+    if greatest(table.expected_blocks):
+        coming = greatest(table.expected_blocks * (table.expected_blocks > table.matched_blocks))
+        twice = np.maximum(coming * request.block_size - cached, 0.0)
+        price *= 1.0 + np.minimum(twice, uncached) / uncached
+    return price
 
 
 def _price_of(shares: Column) -> float:
