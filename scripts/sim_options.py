@@ -114,7 +114,7 @@ _FLAGS = (
         shown=False,
     ),
     _flag("--limit", kind=click.IntRange(0), default=0, text="Only the first requests; 0: all."),
-    _flag("--seed", kind=click.IntRange(0), default=0, text="Of all that is random."),
+    _flag("--seed", kind=click.IntRange(0, 2**63), default=0, text="Of all that is random, homes included."),
     _flag("--index-lag", "index_lag_s", kind=click.FloatRange(0, 3600), default=0.0, text="Seconds."),
     _flag("--block-size", kind=click.IntRange(1, 65_536), default=16, text="Tokens of a block."),
     _flag("--prefill-tokens-per-s", kind=click.FloatRange(1, 1e9), default=15_000.0, text="Each worker's."),

@@ -121,6 +121,7 @@ class SimulatedRouter:
         self._clock = clock
         self._delay_s = PUBLISH_S + index_lag_s
         self._lag_s = index_lag_s
+        self._homes = seed.to_bytes(hashlib.blake2b.SALT_SIZE, "little")  # another seed, other homes
         self._mirror = KvIndexMirror(clock)
         self._predicted = PredictedBlocks(config.predicted_ttl_s)
         self._loads = LoadTracker()
@@ -139,7 +140,9 @@ class SimulatedRouter:
         home = b"blocks" + keys[:HOME_BLOCKS][-1] if keys else request_id.encode()
         # Nobody looks into the tokens of a prompt whose keys are known; only how many there are counts.
         tokens = cast("tuple[int, ...]", range(prompt_tokens))
-        prompt = PreparedPrompt(tokens, b"", keys, hashlib.blake2b(home).digest(), keyed=False)
+        prompt = PreparedPrompt(
+            tokens, b"", keys, hashlib.blake2b(home, salt=self._homes).digest(), keyed=False
+        )
         began = time.thread_time()
         try:
             return self._placer.place(request_id, prompt, max_tokens)
