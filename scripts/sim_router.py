@@ -38,39 +38,70 @@ IDLE_VIEW_S = 5.0
 """An idle worker's report is kept this long: all that changes in it is how long its cache has been idle."""
 
 
+@dataclass(slots=True)
+class _Member:
+    worker: SimulatedWorker
+    phase: float
+    """When its heartbeats come."""
+    step: int = -1
+    view: WorkerView | None = None
+
+
 class SimulatedRegistry:
     """What the Placer asks a WorkerRegistry: who is there, and what they last said of themselves."""
 
-    def __init__(self, workers: Sequence[SimulatedWorker], block_size: int, seed: int) -> None:
-        self._workers = workers
+    def __init__(self, block_size: int, seed: int, coarse: float) -> None:
         self._block_size = block_size
-        self._heartbeat_s = RedisConfig().heartbeat_s
-        noise = random.Random(seed)
-        self._phases = [noise.random() * self._heartbeat_s for _ in workers]
+        self._heartbeat_s = RedisConfig().heartbeat_s * coarse
+        self._poll_s = POLL_S * coarse
+        self._noise = random.Random(seed)
+        self._members: dict[str, _Member] = {}
         self._polled_at = -math.inf
         self._views: list[WorkerView] = []
-        self._steps = [-1] * len(workers)
+        self._routable: list[WorkerView] = []
 
-    def routable(self, now: float) -> list[WorkerView]:
+    def join(self, worker: SimulatedWorker) -> None:
+        """Let a worker be known from now on."""
+        phase = self._noise.random() * self._heartbeat_s
+        self._members[worker.worker_id] = _Member(worker, phase)
+        self.changed()
+
+    def leave(self, worker_id: str) -> None:
+        """Forget a worker."""
+        del self._members[worker_id]
+        self.changed()
+
+    def changed(self) -> None:
+        """A worker has another state: whoever asks next sees it."""
+        self._polled_at = -math.inf
+
+    def views(self, now: float) -> list[WorkerView]:
         """All workers, as of the last poll and the heartbeat before it."""
-        poll = math.floor(now / POLL_S) * POLL_S
+        poll = math.floor(now / self._poll_s) * self._poll_s
         if poll > self._polled_at:
             self._polled_at = poll
-            self._views = [self._latest(row, poll) for row in range(len(self._workers))]
+            self._views = [self._latest(member, poll) for member in self._members.values()]
+            self._routable = [view for view in self._views if view.record.state is WorkerState.SERVING]
         return self._views
 
-    def _latest(self, row: int, poll: float) -> WorkerView:
+    def routable(self, now: float) -> list[WorkerView]:
+        """The workers that serve."""
+        self.views(now)
+        return self._routable
+
+    def _latest(self, member: _Member, poll: float) -> WorkerView:
         """The view of a worker's last heartbeat: the last view, if nothing has happened since."""
-        beats = math.floor((poll - self._phases[row]) / self._heartbeat_s)
-        at = max(0.0, self._phases[row] + beats * self._heartbeat_s)
-        worker = self._workers[row]
+        beats = math.floor((poll - member.phase) / self._heartbeat_s)
+        at = max(0.0, member.phase + beats * self._heartbeat_s)
+        worker, last = member.worker, member.view
         step = worker.last_step(at)
-        if self._views:
-            last = self._views[row]
-            if last.reported_at == at or (step == self._steps[row] and at - last.reported_at < IDLE_VIEW_S):
+        if last is not None and last.record.state is worker.state:
+            quiet = step == member.step and at - last.reported_at < IDLE_VIEW_S
+            if quiet or last.reported_at == at:
                 return last
-        self._steps[row] = step
-        return self._view(worker, at)
+        member.step = step
+        member.view = view = self._view(worker, at)
+        return view
 
     def excluded(self, now: float) -> dict[str, str]:
         """Nobody: simulated workers do not fail."""
@@ -89,7 +120,7 @@ class SimulatedRegistry:
             block_size=self._block_size,
             max_context=1 << 30,
             vocab_size=1,
-            state=WorkerState.SERVING,
+            state=worker.state,
             device="simulated",
             pid=0,
             load=worker.report(at),
@@ -116,6 +147,7 @@ class SimulatedRouter:
         clock: Callable[[], float],
         index_lag_s: float = 0.0,
         seed: int = 0,
+        coarse: float = 1.0,
     ) -> None:
         config = RouterConfig()
         self._clock = clock
@@ -126,8 +158,10 @@ class SimulatedRouter:
         self._predicted = PredictedBlocks(config.predicted_ttl_s)
         self._loads = LoadTracker()
         self._published: deque[tuple[float, str, EventBatch]] = deque()
-        registry = cast(WorkerRegistry, SimulatedRegistry(workers, block_size, seed))
-        state = RoutingState(registry, self._mirror, self._predicted, self._loads)
+        self.registry = SimulatedRegistry(block_size, seed, coarse)
+        for worker in workers:
+            self.registry.join(worker)
+        state = RoutingState(cast(WorkerRegistry, self.registry), self._mirror, self._predicted, self._loads)
         self._placer = Placer(state, policy, block_size, config.index_stale_after_s, clock)
         self.decisions = DecisionTime()
 
@@ -154,6 +188,16 @@ class SimulatedRouter:
         """A worker's cache has changed; the router hears of it after the lag."""
         if changes:
             self._published.append((self._clock() + self._delay_s, worker_id, changes))
+
+    def leave(self, worker_id: str) -> None:
+        """Forget a worker that has stopped."""
+        self.registry.leave(worker_id)
+        self._published = deque(each for each in self._published if each[1] != worker_id)
+        self._predicted.drop(worker_id)
+        self._loads.drop(worker_id)
+        self._mirror.drop(worker_id)
+        while self._mirror.sweep():
+            pass
 
     def first_token(self, request_id: str) -> None:
         """A request's prompt is computed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +14,7 @@ from kvhive.router.routing_policy import RoutingPolicy
 from kvhive.scripts.sim_costs import CostModel
 from kvhive.scripts.sim_peers import PeerFacts
 from kvhive.scripts.sim_router import DecisionTime, SimulatedRouter
-from kvhive.scripts.sim_worker import SimulatedWorker, keys_of, sequence
+from kvhive.scripts.sim_worker import LONGEST_STRETCH_S, SimulatedWorker, keys_of, sequence
 from kvhive.scripts.trace_arrivals import Schedule
 from kvhive.scripts.trace_format import Trace
 from kvhive.worker.sequence import Sequence as EngineSequence
@@ -34,6 +35,8 @@ class Fleet:
     index_lag_s: float = 0.0
     """How much later than its events a router's index is, beyond what publishing takes."""
     seed: int = 0
+    coarse: float = 1.0
+    """Heartbeats, polls and stretches of decoding are so many times as long: faster, and less exact."""
 
 
 class BlockIds:
@@ -113,27 +116,42 @@ class Simulation:
         self._schedule = schedule
         self._fleet = fleet
         self._facts = facts
-        size, clock = fleet.block_size, self._read_clock
-        width = len(str(fleet.workers - 1))
-        self._workers = [
-            SimulatedWorker(f"w{number:0{width}d}", fleet.capacity_blocks, size, fleet.cost, clock)
-            for number in range(fleet.workers)
-        ]
-        self._by_id = {worker.worker_id: worker for worker in self._workers}
-        self._router = SimulatedRouter(self._workers, policy, size, clock, fleet.index_lag_s, fleet.seed)
+        self._workers: list[SimulatedWorker] = []
+        self._by_id: dict[str, SimulatedWorker] = {}
+        self._numbers: dict[str, int] = {}
+        for _ in range(fleet.workers):
+            self._new_worker()
+        self._router = SimulatedRouter(
+            self._workers,
+            policy,
+            fleet.block_size,
+            self._read_clock,
+            fleet.index_lag_s,
+            fleet.seed,
+            fleet.coarse,
+        )
         self._flights: dict[str, _Flight] = {}
         self._served: list[Served] = []
         self._order = itertools.count()
         # (time, order, request) of arrivals, (time, order, -1 - worker) of ends of steps.
         self._events: list[tuple[float, int, int]] = []
-        self._numbers = {worker.worker_id: n for n, worker in enumerate(self._workers)}
 
     def run(self, tell: Callable[[int], None] = lambda done: None) -> Outcome:
         """Play the trace to its end; `tell` hears how many requests have arrived."""
-        for at, number in self._schedule.starts:
-            self._push(at, number)
-        while self._events:
-            at, _, what = heapq.heappop(self._events)
+        self.begin()
+        self.advance(math.inf, tell)
+        return self.outcome()
+
+    def begin(self) -> None:
+        """Lay out the arrivals."""
+        self._events = [(at, next(self._order), number) for at, number in self._schedule.starts]
+        heapq.heapify(self._events)
+
+    def advance(self, until: float, tell: Callable[[int], None] = lambda done: None) -> bool:
+        """Play on to a moment; return whether anything happens after it."""
+        events = self._events
+        while events and events[0][0] <= until:
+            at, _, what = heapq.heappop(events)
             if what >= 0:
                 self.now = at
                 self._arrive(what)
@@ -143,7 +161,29 @@ class Simulation:
                 if worker.ends_at == at:  # else it was cut short, and has ended already
                     self.now = at
                     self._end_step(worker)
+        if events:
+            self.now = until
+        return bool(events)
+
+    def outcome(self) -> Outcome:
+        """What has become of all who have arrived."""
         return Outcome(self._served, self._workers, self._router.decisions)
+
+    def _new_worker(self) -> SimulatedWorker:
+        fleet, number = self._fleet, len(self._workers)
+        width = len(str(fleet.workers - 1))
+        worker = SimulatedWorker(
+            f"w{number:0{width}d}",
+            fleet.capacity_blocks,
+            fleet.block_size,
+            fleet.cost,
+            self._read_clock,
+            LONGEST_STRETCH_S * fleet.coarse,
+        )
+        self._workers.append(worker)
+        self._by_id[worker.worker_id] = worker
+        self._numbers[worker.worker_id] = number
+        return worker
 
     def _read_clock(self) -> float:
         return self.now
@@ -156,9 +196,14 @@ class Simulation:
             self._push(worker.ends_at, -1 - self._numbers[worker.worker_id])
 
     def _arrive(self, number: int) -> None:
-        request, request_id = self._trace.requests[number], str(number)
+        request = self._trace.requests[number]
         served = Served(number, self.now, request.prompt_tokens, request.output_tokens)
         self._served.append(served)
+        self._send(served)
+
+    def _send(self, served: Served) -> None:
+        number = served.number
+        request, request_id = self._trace.requests[number], str(number)
         hashes = self._ids.prompt(request.prompt_tokens, list(request.spans()))
         keys = keys_of(hashes)
         self._tell_facts(keys)
@@ -195,6 +240,7 @@ class Simulation:
             flight.served.first_token_at = self.now
             flight.served.cached_tokens = seq.cached_tokens or 0
             self._router.first_token(seq.request_id)
+            self._answered(flight.served)
         if seq.finish_reason is not None:
             flight.served.finished_at = self.now
             del self._flights[seq.request_id]
@@ -202,6 +248,9 @@ class Simulation:
             if self._facts is not None:
                 self._facts.leave(flight.worker.worker_id, flight.keys)
             self._go_on(flight.served.number)
+
+    def _answered(self, served: Served) -> None:
+        """A first token has come; nobody here minds."""
 
     def _go_on(self, number: int) -> None:
         """The next turn of a session comes after the reader has thought."""

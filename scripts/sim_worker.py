@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from kvhive.proto.block_hash import BlockHash, BlockKey
-from kvhive.proto.index_schema import LoadReport
+from kvhive.proto.index_schema import LoadReport, WorkerState
 from kvhive.proto.kv_events import EventBatch, RemovalCause
 from kvhive.scripts.sim_costs import CostModel
 from kvhive.worker.answer_lengths import PoolForecast
@@ -66,6 +66,7 @@ class _Snapshot:
     queued: int
     running: int
     waiting: int
+    waiting_tokens: int
     live: int
     cached: int
     free: int
@@ -73,16 +74,26 @@ class _Snapshot:
     forecast: PoolForecast
     prefix_queries: int
     prefix_hits: int
+    admitted: int
+    prefill_pairs: int
 
 
 class SimulatedWorker:
     """One worker. `clock` is the virtual time; whoever owns it calls `finish` when `ends_at` has come."""
 
     def __init__(
-        self, worker_id: str, blocks: int, block_size: int, cost: CostModel, clock: Callable[[], float]
+        self,
+        worker_id: str,
+        blocks: int,
+        block_size: int,
+        cost: CostModel,
+        clock: Callable[[], float],
+        stretch_s: float = LONGEST_STRETCH_S,
     ) -> None:
         self.worker_id = worker_id
         self.cost = cost
+        self.state = WorkerState.SERVING
+        """For whoever starts and stops workers; it changes nothing here."""
         self.pool = BlockPool(blocks)
         manager = KvCacheManager(self.pool, block_size, BlockHash(bytes(32)), clock)
         limits = SchedulerLimits(cost.max_step_tokens, cost.max_running, MAX_WAITING)
@@ -94,6 +105,7 @@ class SimulatedWorker:
         self.evictions = 0
         self._manager = manager
         self._clock = clock
+        self._stretch_s = stretch_s
         self._plan: list[Scheduled] = []
         self._began = 0.0
         self._stretch = 1
@@ -140,6 +152,8 @@ class SimulatedWorker:
             queued_prefill_tokens=then.queued,
             running=then.running,
             waiting=then.waiting,
+            waiting_tokens=then.waiting_tokens,
+            max_running=self.scheduler.limits.batch,
             blocks_total=len(self.pool.blocks),
             blocks_live=then.live,
             blocks_cached=then.cached,
@@ -154,6 +168,8 @@ class SimulatedWorker:
             max_step_tokens=cost.max_step_tokens,
             prefix_queries=then.prefix_queries,
             prefix_hits=then.prefix_hits,
+            admitted=then.admitted,
+            prefill_pairs=then.prefill_pairs,
         )
 
     def last_step(self, at: float) -> int:
@@ -188,10 +204,10 @@ class SimulatedWorker:
         self.ends_at = self._began + seconds
 
     def _longest_stretch(self) -> int:
-        """Steps until the first sequence ends, blocks run out or LONGEST_STRETCH_S has passed."""
+        """Steps until the first sequence ends, blocks run out or a stretch is long enough."""
         steps = min(item.seq.max_total - len(item.seq.tokens) for item in self._plan)
         one = self.cost.decodes_s(1, len(self._plan), self._contexts)
-        steps = max(1, min(steps, int(LONGEST_STRETCH_S / one)))
+        steps = max(1, min(steps, int(self._stretch_s / one)))
         blocks_for, available = self._manager.blocks_for, self.pool.available
         while steps > 1:
             missing = sum(
@@ -224,6 +240,7 @@ class SimulatedWorker:
                 scheduler.queued_prefill_tokens,
                 len(scheduler.running),
                 len(scheduler.waiting),
+                scheduler.waiting.tokens,
                 usage.live,
                 usage.cached,
                 usage.free,
@@ -231,6 +248,8 @@ class SimulatedWorker:
                 scheduler.answers.forecast(scheduler.running, self._clock()),
                 scheduler.prefix_queries,
                 scheduler.prefix_hits,
+                scheduler.admitted,
+                scheduler.prefill_pairs,
             )
         )
 
