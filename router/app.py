@@ -19,6 +19,7 @@ from kvhive.proto.block_hash import root_hash
 from kvhive.proto.config import ClusterConfig
 from kvhive.proto.index_schema import IndexKeys
 from kvhive.router.cluster_view import ClusterView
+from kvhive.router.dispatch_counters import DispatchCollector
 from kvhive.router.dispatcher import Dispatcher, DispatchLimits
 from kvhive.router.doors import Doors, RouterEndpoints
 from kvhive.router.frontend import ModelInfo
@@ -85,6 +86,9 @@ async def run_router(
         stack.push_async_callback(workers.close)
         metrics = RequestMetrics()
         dispatcher = _dispatcher(options, tokenizer, executor, state, workers)
+        metrics.registry.register(
+            DispatchCollector(dispatcher.counters, lambda: dispatcher.in_flight, lambda: dispatcher.held)
+        )
         frontend = MeteredFrontend(dispatcher, metrics, time.monotonic)
         config = options.config.router
         app = create_app(frontend, metrics.registry, config.max_request_bytes)
@@ -150,6 +154,7 @@ def _dispatcher(
         max_concurrent=config.router.max_concurrent_requests,
         max_failovers=config.router.max_failovers,
         queue_timeout_s=config.router.queue_timeout_s,
+        max_predicted_ttft_s=config.router.max_predicted_ttft_s,
     )
     preparer = PromptPreparer(tokenizer, root, block_size, executor)
     return Dispatcher(model, (tokenizer, preparer), (state, placer), workers, limits, time.monotonic)
