@@ -80,8 +80,10 @@ class LoadReport:
     """Sequences in the batch."""
     waiting: int = 0
     """Sequences not yet admitted."""
-    most_running: int = 0
-    """Sequences that fit into the batch; 0: not known."""
+    waiting_tokens: int = 0
+    """Of the queued prefill tokens, those of sequences not yet admitted: cached or not, nobody knows yet."""
+    max_running: int = 0
+    """Most sequences in the batch; 0: not known."""
     queued_low_tokens: int = 0
     """Of queued_prefill_tokens, those of a priority below 0: what everybody else goes before."""
     queued_high_tokens: int = 0
@@ -117,6 +119,10 @@ class LoadReport:
     """Prompt tokens of all admitted requests since the worker's process began."""
     prefix_hits: int = 0
     """Of those, the tokens found in the cache."""
+    admitted: int = 0
+    """Requests whose prompts these were."""
+    prefill_pairs: int = 0
+    """(Computed token x context token) pairs of what was not found: what their attention costs."""
     preemptions: int = 0
     accounting_errors: int = 0
     """Times the pool had live blocks while nothing ran: a fault of ours, never of a request."""

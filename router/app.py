@@ -155,6 +155,8 @@ def _dispatcher(
         max_failovers=config.router.max_failovers,
         queue_timeout_s=config.router.queue_timeout_s,
         max_predicted_ttft_s=config.router.max_predicted_ttft_s,
+        max_held=config.autoscaling.hold_requests,
+        hold_s=config.autoscaling.hold_s,
     )
     preparer = PromptPreparer(tokenizer, root, block_size, executor)
     return Dispatcher(model, (tokenizer, preparer), (state, placer), workers, limits, time.monotonic)

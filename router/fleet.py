@@ -111,7 +111,7 @@ class Fleet:
                 load.block_bytes,
                 load.pull_latency_s,
                 load.pull_bytes_per_s,
-                load.most_running,
+                load.max_running,
             )
             self._outranked[:, :, row] = (
                 (load.queued_low_tokens, load.waiting_low),

@@ -74,9 +74,9 @@ class Scheduler:
         self._kept_out: set[str] = set()  # waiting for pins to end
         self.cramped = False
         """Whether somebody could not be admitted in the last step for want of blocks."""
-        self._tickets = 0
-        self.preemptions = 0
+        self._tickets = self.preemptions = 0
         self.prefix_queries = self.prefix_hits = self.pulled_tokens = 0
+        self.admitted = self.prefill_pairs = 0
         self.drafted = self.accepted = 0
 
     @property
@@ -336,6 +336,8 @@ class Scheduler:
             self.prefix_queries += len(seq.tokens)
             self.prefix_hits += seq.cached_tokens or 0
             self.pulled_tokens += seq.pulled_tokens
+            self.admitted += 1
+            self.prefill_pairs += seq.remaining * (seq.num_computed + seq.remaining // 2)
         seq.state = SequenceState.RUNNING
         num_tokens = min(seq.remaining, budget)
         grown = self.manager.grow(seq, num_tokens)
