@@ -19,6 +19,15 @@ class DispatchCounters:
     """Requests that were passed on because a worker's queue was full."""
     held: int = 0
     """Requests that had to wait for a worker to serve."""
+    first_tokens: int = 0
+    """First tokens that came, and requests that were refused or timed out for want of workers."""
+    first_tokens_in_goal: int = 0
+    """Of those, the ones that came in time."""
+
+    def first_token(self, after_s: float, goal_s: float) -> None:
+        """Count a request's first token; infinity for one that will not come."""
+        self.first_tokens += 1
+        self.first_tokens_in_goal += after_s <= goal_s
 
 
 class DispatchCollector:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from kvhive.proto.errors import InvalidRequest, NotNow, Overloaded, TimedOut, Unavailable
 from kvhive.router.admission import Admission
 from kvhive.router.dispatch_counters import DispatchCounters
-from kvhive.router.frontend import GenerationEvent, ModelInfo, Started, TokenPiece, Usage
+from kvhive.router.frontend import Delta, GenerationEvent, ModelInfo, Started, TokenPiece, Usage
 from kvhive.router.generation import Choice, Generation
 from kvhive.router.held_requests import RETRY_S, HeldRequests, Waiting
 from kvhive.router.merged_streams import merged
@@ -58,6 +58,8 @@ class DispatchLimits:
     max_predicted_ttft_s: float = 0.0
     max_held: int = 0
     hold_s: float = 0.0
+    ttft_goal_s: float = math.inf
+    """What first tokens are counted by; it limits nothing."""
 
 
 class Dispatcher:
@@ -115,14 +117,17 @@ class Dispatcher:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent, None]:
         """See Frontend."""
-        arrived = self._clock()
+        arrived, begun = self._clock(), False
         try:
             with self._admission.admitted(request.tenant, request.priority):
                 generation = await self._prepare(request, arrived)
                 async with aclosing(self._run(generation)) as events:
                     async for event in events:
+                        begun = begun or isinstance(event, Delta)
                         yield event
         except NotNow as error:
+            if not begun:
+                self.counters.first_token(math.inf, self._limits.ttft_goal_s)
             if error.retry_after_s is not None:
                 error.retry_after_s = retry_after_s(error.retry_after_s, random.random())
             raise
@@ -322,6 +327,9 @@ class Dispatcher:
             async for index, message in messages:
                 if message.updates and not begun:
                     begun = True
+                    if generation.untouched:
+                        after_s = self._clock() - generation.arrived
+                        self.counters.first_token(after_s, self._limits.ttft_goal_s)
                     self._state.loads.first_token(generation.wire_id, self._clock())
                     self._state.registry.report_success(placement.worker_id, placement.epoch)
                 for event in generation.take(message, placement):

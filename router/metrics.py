@@ -39,7 +39,9 @@ class RequestMetrics:
         self.refused = self._counter(
             "requests_refused", "Requests that ended in an error that may be retried, by why", "cause"
         )
-        self.timeouts = self._counter("timeouts", "Requests whose time was over, by which", "cause")
+        self.timeouts = self._counter(
+            "timeouts", "Requests that ended because a time was over, by which", "cause"
+        )
         self.tokens = self._counter("tokens", "Tokens of finished requests", "kind")
         self.ttft = Histogram(
             "kvhive_ttft_seconds",
@@ -72,6 +74,10 @@ class RequestMetrics:
         if usage.route_reason == RouteReason.REPLICA:
             self.tokens.labels("replicated").inc(max(0, usage.reachable_tokens - usage.cached_tokens))
         self.ttft.labels("hit" if usage.cached_tokens else "miss").observe(ttft_s)
+
+    def timed_out(self, cause: str) -> None:
+        """Count something whose time was over."""
+        self.timeouts.labels(cause).inc()
 
     def judge(self, predicted_s: float, placed_at: float, now: float) -> None:
         """Set what was predicted when a request was placed beside what came true."""
@@ -128,6 +134,9 @@ class MeteredFrontend:
         except KvhiveError as error:
             self._metrics.failed.labels(type(error).__name__).inc()
             if isinstance(error, NotNow):
-                kind = self._metrics.timeouts if isinstance(error, TimedOut) else self._metrics.refused
-                kind.labels(error.cause or "other").inc()
+                cause = error.cause or "other"
+                if isinstance(error, TimedOut):
+                    self._metrics.timed_out(cause)
+                else:
+                    self._metrics.refused.labels(cause).inc()
             raise

@@ -52,6 +52,8 @@ _SHARED = {
     "safety_identifier",
 }
 _IGNORED = {"metadata", "store", "service_tier", "prompt_cache_retention"}
+SPELLINGS = {"cache_key": "prompt_cache_key", "request_id": "x-request-id", "tenant": "user"}
+"""What fields of the internal request are called in both bodies, where that is something else."""
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 
 
