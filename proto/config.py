@@ -119,11 +119,11 @@ class RouterConfig:
     http_port: int = 0
     """Port of the OpenAI-compatible HTTP API; 0 takes a free one."""
     max_concurrent_requests: int = 1024
-    """Requests in flight at once; one more is refused with RESOURCE_EXHAUSTED (HTTP 429)."""
+    """Requests in flight at once; one more is refused (429), a little sooner or later (docs/overload.md)."""
     max_request_bytes: int = 16 * 1024 * 1024
     """Largest request body or gRPC message."""
     queue_timeout_s: float = 300.0
-    """Longest a request may wait at a worker before its first token; 0 means no limit."""
+    """Longest a request may wait for its first token; what is predicted to wait longer is refused; 0: no limit."""
     max_predicted_ttft_s: float = 0.0
     """Refuse at once what is predicted to wait longer for its first token, on every worker; 0: no limit."""
     policy: str = "kv_aware"

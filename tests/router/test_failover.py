@@ -19,7 +19,8 @@ from redis_fixtures import eventually
 from router_rig import BLOCK, Answer, RouterRig, running_router
 
 from kvhive.proto.errors import Unavailable
-from kvhive.router.frontend import TokenLogprobs, Usage
+from kvhive.router.frontend import Delta, TokenLogprobs, Usage
+from kvhive.router.openai_echo import echoed
 from kvhive.router.request import GenerateRequest, TokenPrompt
 from kvhive.router.sampling_params import SamplingParams
 from kvhive.scripts.embedded_redis import EmbeddedRedis
@@ -194,3 +195,29 @@ async def test_failovers_end_with_a_word_on_when_to_come_again(
             await rig.ask([1, 2, 3], sampling=sampling)
         assert refusal.value.cause == "failovers" and refusal.value.retry_after_s
         assert rig.dispatcher.counters.failovers == {"connection": 1}
+
+
+@pytest.mark.parametrize("dies_after", [0, 3])
+async def test_an_echoed_prompt_is_not_echoed_twice(
+    redis_server: EmbeddedRedis, demo_gguf: Path, dies_after: int
+) -> None:
+    """With its log-probabilities, and whether or not the first token had come."""
+    async with running_router(redis_server.url, demo_gguf, cooldown_s=0.0) as rig:
+        sampling = SamplingParams(max_tokens=6, ignore_eos=True, seed=5, logprobs=1, prompt_logprobs=1)
+        request = GenerateRequest(TokenPrompt(tuple(range(300, 400))), sampling)
+
+        async def run() -> tuple[str, list[int], list[float]]:
+            text, ids, logprobs = "", list[int](), list[float]()
+            async for event in echoed(rig.dispatcher, request):
+                if isinstance(event, Delta):
+                    text += event.text
+                    ids += event.token_ids
+                    logprobs += [position.logprob for position in event.logprobs]
+            return text, ids, logprobs[1:]  # the first token of all follows nothing
+
+        whole = await run()
+        rig.frail.fates[5] = [dies_after]
+        broken = await run()
+        assert rig.frail.deaths == 1 and broken[:2] == whole[:2]
+        assert len(broken[1]) == len(broken[2]) + 1 == 106
+        assert broken[2] == pytest.approx(whole[2])
