@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from importlib.metadata import version
@@ -26,6 +27,8 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(
         level=logging.INFO, format="time=%(asctime)s level=%(levelname)s at=%(name)s %(message)s"
     )
+    # A prompt is one task for the library, and threads of its own to share it out cost more than a short one.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if len(arguments) != 1:
         print("usage: python -m kvhive.scripts.serve <router.json>", file=sys.stderr)
         return 2
