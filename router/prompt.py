@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from kvhive.proto.block_chain import chain_keys
 from kvhive.proto.block_hash import BlockHash, BlockKey, namespace_extras, pack_tokens, unpack_tokens
-from kvhive.router.known_pieces import PartlyKnown
+from kvhive.router.known_words import PartlyKnown
 from kvhive.router.request import ChatPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
 from kvhive.router.tokenizer import TextTokenizer
 

@@ -1,12 +1,12 @@
-"""Where a text may be cut so that its pieces, tokenised one by one, give the ids of the whole.
+"""Where a text may be cut so that its words, tokenised one by one, give the ids of the whole.
 
 That is before a space that follows a visible character, for vocabularies of which all this holds:
 
 - The pre-tokenizer splits there, whatever stands around it. It is made of alternatives in none of which a
   space follows a visible character, and `\\s+` takes a space that no other does. None looks behind; the one
-  that looks ahead does so after white space, with which no piece ends. So both sides are split as they are
+  that looks ahead does so after white space, with which no word ends. So both sides are split as they are
   alone.
-- The model, BPE without dropout, takes each of these words by itself.
+- The model, BPE without dropout, takes each of what it is given by itself.
 - No added token, which is found before, has such a place inside, or depends on what stands beside it.
 - The normalizer is none, or NFC, which joins nothing to a space.
 
@@ -25,11 +25,6 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import BPE
 from tokenizers.normalizers import NFC
 
-PIECE_CHARS = 256
-"""Fewest characters of a piece but the last: it takes a microsecond to look up, and 70 to tokenise."""
-
-_WORD_END = re.compile(r"[!-~\w](?= )")
-_SENTENCE_END = re.compile(r"[.:!?](?= )")
 _PLACE_INSIDE = re.compile(r"\S ")
 _KNOWN_ALTERNATIVES = (
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)",
@@ -51,21 +46,20 @@ _KNOWN_ALTERNATIVES = (
 """Of the pre-tokenizers of Llama 3, Qwen, Tekken and gpt-oss. GPT-2's is ByteLevel's own."""
 
 
-def cut(text: str, piece_chars: int = PIECE_CHARS) -> list[str]:
-    """Cut a text of a vocabulary that may be cut; equal beginnings are cut alike, but for their last piece.
+def cut(text: str) -> list[str]:
+    """Cut a text of a vocabulary that may be cut into words: wherever it may be.
 
-    Preferably where a sentence ends: so texts that share a passage, but not what is before it, soon fall into
-    step.
+    All but the first begin with a space, which is left out.
     """
-    pieces, start = [], 0
-    while True:
-        least = start + piece_chars - 1
-        end = _SENTENCE_END.search(text, least, least + piece_chars) or _WORD_END.search(text, least)
-        if end is None:
-            pieces.append(text[start:])
-            return pieces
-        pieces.append(text[start : end.end()])
-        start = end.end()
+    parts = text.split(" ")
+    ends = [row for row, part in enumerate(parts, 1) if ends_visibly(part) or row == len(parts)]
+    return [" ".join(parts[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def ends_visibly(part: str) -> bool:
+    """Tell whether a text may be cut before the space that follows this part of it."""
+    end = part[-1:]
+    return end.isalnum() or "!" <= end <= "~"
 
 
 def may_be_cut(tokenizer: Tokenizer) -> bool:
