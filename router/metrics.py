@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -21,7 +22,23 @@ from kvhive.router.frontend import (
 from kvhive.router.request import GenerateRequest, Prompt
 from kvhive.router.routing_policy import RouteReason
 
+Metric = TypeVar("Metric", Counter, Histogram)
+
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+
+
+class _Labelled(Generic[Metric]):
+    """A metric's children by their labels: the library checks each label of each call, which takes longer."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric: Metric = metric
+        self._children: dict[tuple[str, ...], Metric] = {}
+
+    def labels(self, *values: str) -> Metric:
+        child = self._children.get(values)
+        if child is None:
+            child = self._children[values] = self._metric.labels(*values)
+        return child
 
 
 class RequestMetrics:
@@ -35,18 +52,21 @@ class RequestMetrics:
         self.routed = self._counter(
             "requests_routed", "Finished requests by why their worker was chosen", "reason"
         )
-        self.failovers = self._counter("failovers", "Times a finished stream moved to another worker")
+        self.failovers = Counter(
+            "kvhive_failovers", "Times a finished stream moved to another worker", registry=self.registry
+        )
         self.tokens = self._counter("tokens", "Tokens of finished requests", "kind")
-        self.ttft = Histogram(
+        ttft = Histogram(
             "kvhive_ttft_seconds",
             "Seconds from arrival to the first token",
             ["cache"],
             buckets=_TTFT_BUCKETS,
             registry=self.registry,
         )
+        self.ttft = _Labelled(ttft)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"kvhive_{name}", text, labels, registry=self.registry)
+    def _counter(self, name: str, text: str, *labels: str) -> _Labelled[Counter]:
+        return _Labelled(Counter(f"kvhive_{name}", text, labels, registry=self.registry))
 
     def count(self, usage: Usage, reason: str, ttft_s: float) -> None:
         """Count a request that ended well, by how its last choice ended. Once, whatever was retried."""

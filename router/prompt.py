@@ -73,7 +73,7 @@ class PromptPreparer:
             case TextPrompt(text):
                 return self._tokenizer.look_up(text, add_special_tokens=True)
             case TokenPrompt(token_ids):
-                return PartlyKnown([""], [pack_tokens(token_ids)])
+                return PartlyKnown([pack_tokens(token_ids)])
             case ChatPrompt(messages):
                 text = self._tokenizer.render_chat(messages)
                 return self._tokenizer.look_up(

@@ -46,16 +46,6 @@ _KNOWN_ALTERNATIVES = (
 """Of the pre-tokenizers of Llama 3, Qwen, Tekken and gpt-oss. GPT-2's is ByteLevel's own."""
 
 
-def cut(text: str) -> list[str]:
-    """Cut a text of a vocabulary that may be cut into words: wherever it may be.
-
-    All but the first begin with a space, which is left out.
-    """
-    parts = text.split(" ")
-    ends = [row for row, part in enumerate(parts, 1) if ends_visibly(part) or row == len(parts)]
-    return [" ".join(parts[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
-
-
 def ends_visibly(part: str) -> bool:
     """Tell whether a text may be cut before the space that follows this part of it."""
     end = part[-1:]
@@ -63,7 +53,7 @@ def ends_visibly(part: str) -> bool:
 
 
 def may_be_cut(tokenizer: Tokenizer) -> bool:
-    """Tell whether `cut` is proven to change nothing (see above)."""
+    """Tell whether cutting a vocabulary's texts is proven to change nothing (see above)."""
     model, normalizer = tokenizer.model, tokenizer.normalizer
     return (
         isinstance(model, BPE)

@@ -44,9 +44,16 @@ def test_a_text_of_known_words_costs_its_first_and_last(tokenizer: Tokenizer) ->
     words = KnownWords(tokenizer)
     encoded(words, long_text(1))
     begun = words.look_up("first " + long_text(2) + " last", add_special_tokens=True)
-    assert begun.unknown_chars == len("first last")
+    assert begun.unknown_chars == len("first" + " last")
     ids = tokenizer.encode("first " + long_text(2) + " last").ids
     assert unpack_tokens(words.complete(begun)) == ids
+
+
+def test_white_space_of_any_length_is_a_part_of_a_word(tokenizer: Tokenizer) -> None:
+    words, text = KnownWords(tokenizer), "def hello\n    world  hello\n\n    world" * 100 + " end"
+    assert encoded(words, text) == tokenizer.encode(text, add_special_tokens=False).ids
+    assert words.look_up(text, False).unknown_chars == len("def end")
+    assert encoded(words, text) == tokenizer.encode(text, add_special_tokens=False).ids
 
 
 def test_what_ends_a_text_is_not_taken_for_a_word_in_one(tokenizer: Tokenizer) -> None:
@@ -59,7 +66,9 @@ def test_what_ends_a_text_is_not_taken_for_a_word_in_one(tokenizer: Tokenizer) -
 def test_words_are_bounded_in_number_and_length(tokenizer: Tokenizer) -> None:
     words = KnownWords(tokenizer, max_words=300)
     for start in range(0, 4000, 200):
-        encoded(words, " ".join(map(str, range(start, start + 202))))
+        encoded(
+            words, " ".join(map(str, range(start, start + 202)))
+        )  # of which the first and last are no words
         assert 200 <= len(words) <= 300
     before = len(words)
     encoded(words, f"a {'x' * MAX_WORD_CHARS} b")
@@ -71,7 +80,7 @@ def test_of_a_text_of_new_words_a_bounded_number_is_learned(tokenizer: Tokenizer
     text = " ".join(map(str, range(MAX_NEW_WORDS * 3)))
     for turn in range(1, 5):
         assert encoded(words, text, special=True) == tokenizer.encode(text).ids
-        assert len(words) == min(MAX_NEW_WORDS * turn, MAX_NEW_WORDS * 3 - 2)
+        assert len(words) == min((MAX_NEW_WORDS - 1) * turn, MAX_NEW_WORDS * 3 - 2)
 
 
 def test_special_tokens_stand_where_the_library_puts_them(tokenizer: Tokenizer) -> None:
