@@ -123,7 +123,7 @@ class RouterConfig:
     max_request_bytes: int = 16 * 1024 * 1024
     """Largest request body or gRPC message."""
     queue_timeout_s: float = 300.0
-    """Longest a request may wait for its first token; what is predicted to wait longer is refused; 0: no limit."""
+    """Longest a request may wait for its first token; if it is predicted to, it is refused; 0: no limit."""
     max_predicted_ttft_s: float = 0.0
     """Refuse at once what is predicted to wait longer for its first token, on every worker; 0: no limit."""
     policy: str = "kv_aware"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -21,8 +22,24 @@ from kvhive.router.frontend import (
 from kvhive.router.request import GenerateRequest, Prompt
 from kvhive.router.routing_policy import RouteReason
 
+Metric = TypeVar("Metric", Counter, Histogram)
+
 _RATIO_BUCKETS = (0.1, 0.2, 0.33, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2, 3, 5, 10)
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+
+
+class _Labelled(Generic[Metric]):
+    """A metric's children by their labels: the library checks each label of each call, which takes longer."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric: Metric = metric
+        self._children: dict[tuple[str, ...], Metric] = {}
+
+    def labels(self, *values: str) -> Metric:
+        child = self._children.get(values)
+        if child is None:
+            child = self._children[values] = self._metric.labels(*values)
+        return child
 
 
 class RequestMetrics:
@@ -43,14 +60,14 @@ class RequestMetrics:
             "timeouts", "Requests that ended because a time was over, by which", "cause"
         )
         self.tokens = self._counter("tokens", "Tokens of finished requests", "kind")
-        self.ttft = Histogram(
+        ttft = Histogram(
             "kvhive_ttft_seconds",
             "Seconds from arrival to the first token",
             ["cache"],
             buckets=_TTFT_BUCKETS,
             registry=self.registry,
         )
-
+        self.ttft = _Labelled(ttft)
         self.ttft_ratio = Histogram(
             "kvhive_ttft_ratio",
             "Predicted time to the first token over the true one: 1 is right, more is too cautious",
@@ -58,8 +75,8 @@ class RequestMetrics:
             registry=self.registry,
         )
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"kvhive_{name}", text, labels, registry=self.registry)
+    def _counter(self, name: str, text: str, *labels: str) -> _Labelled[Counter]:
+        return _Labelled(Counter(f"kvhive_{name}", text, labels, registry=self.registry))
 
     def count(self, usage: Usage, reason: str, ttft_s: float) -> None:
         """Count a request that ended well, by how its last choice ended. Once, whatever was retried."""

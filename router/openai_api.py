@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvhive.proto.errors import InvalidRequest, KvhiveError
 from kvhive.router.frontend import ModelInfo, TokenizingFrontend
@@ -41,14 +42,14 @@ def create_app(
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
     now: Callable[[], float] = time.time,
     timed_out: Callable[[str], None] = lambda cause: None,
-) -> Starlette:
+) -> ASGIApp:
     """Return the ASGI application.
 
     `now` is the wall clock that answers are dated with, in seconds; `timed_out` hears, in a word, which time
     was over where the door itself gave up.
     """
     door = _Door(frontend, registry, max_body_bytes, now, timed_out)
-    return Starlette(
+    everything = Starlette(
         routes=[
             Route("/v1/chat/completions", door.chat_completions, methods=["POST"]),
             Route("/v1/completions", door.text_completions, methods=["POST"]),
@@ -60,6 +61,43 @@ def create_app(
         ],
         exception_handlers={HTTPException: _http_error, Exception: _internal_error},
     )
+    completions = {
+        "/v1/chat/completions": door.chat_completions,
+        "/v1/completions": door.text_completions,
+    }
+    return _ShortWay(completions, everything)
+
+
+class _ShortWay:
+    """Answers completions itself and asks Starlette for all else: its layers cost a tenth of a short one."""
+
+    def __init__(
+        self, completions: Mapping[str, Callable[[Request], Awaitable[Response]]], everything: ASGIApp
+    ) -> None:
+        self._completions = completions
+        self._everything = everything
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        endpoint = self._completions.get(scope["path"]) if scope.get("method") == "POST" else None
+        if endpoint is None:
+            await self._everything(scope, receive, send)
+            return
+        started = False
+
+        async def noted(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        request = Request(scope, receive)
+        try:
+            response = await endpoint(request)
+            await response(scope, receive, noted)
+        except Exception as error:  # as Starlette does: answered while that is possible, logged by the server
+            if not started:
+                await (await _internal_error(request, error))(scope, receive, send)
+            raise
 
 
 class _Door:
