@@ -25,7 +25,7 @@ def check_above_zero(name: str, value: float, high: float) -> None:
 
 def check_text(name: str, text: str) -> None:
     """Check that text can be encoded as UTF-8. Raises InvalidRequest at a lone surrogate."""
-    bad = _SURROGATE.search(text)
+    bad = None if text.isascii() else _SURROGATE.search(text)
     if bad:
         raise InvalidRequest(
             name, f"must be valid Unicode, has the lone surrogate U+{ord(bad[0]):04X} at {bad.start()}"

@@ -17,11 +17,6 @@ async def joined(
 
     The first generation's choices come first. The first error ends them all. Closing this closes them.
     """
-    if len(streams) == 1:  # nothing to number, and no task between a token and its reader
-        async with aclosing(streams[0]) as events:
-            async for event in events:
-                yield event
-        return
     usages: list[Usage] = []
     async with aclosing(merged(streams, first_alone=False)) as items:
         async for stream, event in items:

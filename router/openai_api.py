@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -13,10 +13,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvhive.proto.errors import InvalidRequest, KvhiveError
 from kvhive.router.frontend import ModelInfo, TokenizingFrontend
-from kvhive.router.http_body import OFF_LOOP_BYTES, parse_object, read_body
+from kvhive.router.http_body import OFF_LOOP_BYTES, BodyTimeout, parse_object, read_body
 from kvhive.router.openai_exchange import CompletionExchange
 from kvhive.router.openai_fields import CACHE_KEY_HEADER, CompletionRequest, with_cache_key
 from kvhive.router.openai_request import parse_chat_completion
@@ -40,10 +41,15 @@ def create_app(
     registry: CollectorRegistry,
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
     now: Callable[[], float] = time.time,
-) -> Starlette:
-    """Return the ASGI application. `now` is the wall clock that answers are dated with, in seconds."""
-    door = _Door(frontend, registry, max_body_bytes, now)
-    return Starlette(
+    timed_out: Callable[[str], None] = lambda cause: None,
+) -> ASGIApp:
+    """Return the ASGI application.
+
+    `now` is the wall clock that answers are dated with, in seconds; `timed_out` hears, in a word, which time
+    was over where the door itself gave up.
+    """
+    door = _Door(frontend, registry, max_body_bytes, now, timed_out)
+    everything = Starlette(
         routes=[
             Route("/v1/chat/completions", door.chat_completions, methods=["POST"]),
             Route("/v1/completions", door.text_completions, methods=["POST"]),
@@ -55,6 +61,43 @@ def create_app(
         ],
         exception_handlers={HTTPException: _http_error, Exception: _internal_error},
     )
+    completions = {
+        "/v1/chat/completions": door.chat_completions,
+        "/v1/completions": door.text_completions,
+    }
+    return _ShortWay(completions, everything)
+
+
+class _ShortWay:
+    """Answers completions itself and asks Starlette for all else: its layers cost a tenth of a short one."""
+
+    def __init__(
+        self, completions: Mapping[str, Callable[[Request], Awaitable[Response]]], everything: ASGIApp
+    ) -> None:
+        self._completions = completions
+        self._everything = everything
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        endpoint = self._completions.get(scope["path"]) if scope.get("method") == "POST" else None
+        if endpoint is None:
+            await self._everything(scope, receive, send)
+            return
+        started = False
+
+        async def noted(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        request = Request(scope, receive)
+        try:
+            response = await endpoint(request)
+            await response(scope, receive, noted)
+        except Exception as error:  # as Starlette does: answered while that is possible, logged by the server
+            if not started:
+                await (await _internal_error(request, error))(scope, receive, send)
+            raise
 
 
 class _Door:
@@ -66,7 +109,9 @@ class _Door:
         registry: CollectorRegistry,
         max_body_bytes: int,
         now: Callable[[], float],
+        timed_out: Callable[[str], None],
     ) -> None:
+        self._timed_out = timed_out
         self._frontend = frontend
         self._registry = registry
         self._max_body_bytes = max_body_bytes
@@ -95,6 +140,8 @@ class _Door:
         except InvalidRequest as error:
             return error_response(error, request_id if error.field != "x-request-id" else "")
         except KvhiveError as error:
+            if isinstance(error, BodyTimeout):
+                self._timed_out("body")
             return error_response(error, request_id)
         except ClientDisconnect:
             return Response(status_code=400)  # nobody is there to read it
@@ -102,7 +149,12 @@ class _Door:
         if model is None:
             return model_not_found(asked.request.model)
         created = int(self._now())
-        return CompletionExchange(self._frontend, asked, lambda known: shape(known, model.name, created))
+        return CompletionExchange(
+            self._frontend,
+            asked,
+            lambda known: shape(known, model.name, created),
+            lambda: self._timed_out("slow_reader"),
+        )
 
     async def list_models(self, request: Request) -> Response:
         """GET /v1/models."""

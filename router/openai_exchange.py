@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
@@ -56,8 +56,11 @@ class CompletionExchange(Response):
         frontend: TokenizingFrontend,
         asked: CompletionRequest,
         shaped: Callable[[str], AnswerShape],
+        gave_up: Callable[[], None] = lambda: None,
     ) -> None:
-        """Prepare; `shaped` makes the answer's shape of the request's id."""
+        """Prepare; `shaped` makes the answer's shape of the request's id, `gave_up` is called when its reader
+        takes nothing for too long."""
+        self._gave_up = gave_up
         self._frontend = frontend
         self._asked = asked
         self._shaped = shaped
@@ -66,26 +69,26 @@ class CompletionExchange(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate until the end or until the client is gone, whichever comes first."""
+        answering = asyncio.current_task()
+        assert answering is not None
         watched = _WatchedSend(send)
-        answer = asyncio.create_task(self._answer(scope, receive, watched))
-        watcher = asyncio.create_task(_disconnected(receive))
+        gone = asyncio.create_task(_client_gone(receive, watched))
+
+        def stop(_: asyncio.Task[None]) -> None:
+            answering.cancel()
+
+        gone.add_done_callback(stop)
         try:
-            while not watched.stalled:
-                done, _ = await asyncio.wait(
-                    {answer, watcher}, timeout=SEND_TIMEOUT_S / 4, return_when=asyncio.FIRST_COMPLETED
-                )
-                if done:
-                    break
+            await self._answer(scope, receive, watched)
         except asyncio.CancelledError:
-            # Only the server cancels this task, after the grace of its shutdown; it expects no more of it.
-            await _end(answer)
-            await self._farewell(scope, receive, send)
-            return
+            if not gone.done():
+                # The server does so, after the grace of its shutdown; it expects no more of this task.
+                await self._farewell(scope, receive, send)
+            elif watched.stalled:
+                self._gave_up()
         finally:
-            await _end(watcher)
-            await _end(answer)
-        if not answer.cancelled():
-            answer.result()
+            gone.remove_done_callback(stop)
+            gone.cancel()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = self._asked.request.request_id
@@ -127,6 +130,8 @@ class CompletionExchange(Response):
                 raise InvalidRequest(self._asked.spell(index, error.field), problem) from error
             assert isinstance(first, Started), "a generation begins with Started"
             started.append(first)
+        if len(streams) == 1:  # nothing to number, and no layer between a token and its reader
+            return started, streams[0]
         events = joined(streams, self._asked.request.n)
         return started, await stack.enter_async_context(aclosing(events))
 
@@ -201,16 +206,13 @@ class CompletionExchange(Response):
             return  # the client takes nothing any more, or its response was already complete
 
 
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    """Cancel a task and wait until it has ended; its result is the caller's business."""
-    if not task.done():
-        task.cancel()
-        await asyncio.wait({task})
+async def _client_gone(receive: Receive, watched: _WatchedSend) -> None:
+    """Wait until the client has left, or has been taking nothing for too long."""
+    while not watched.stalled:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SEND_TIMEOUT_S / 4):
+                if (await receive())["type"] == "http.disconnect":
+                    return
 
 
 async def _write(send: Send, data: bytes, more: bool = True) -> None:

@@ -13,10 +13,12 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
+from kvhive.proto.block_hash import unpack_tokens
 from kvhive.proto.errors import InvalidRequest, ModelError
 from kvhive.router.chat_template import ChatTemplate
 from kvhive.router.gguf_tokenizer import load_gguf_tokenizer
 from kvhive.router.hf_tokenizer import load_hf_tokenizer
+from kvhive.router.known_words import KnownWords, PartlyKnown
 from kvhive.router.request import ChatMessage
 from kvhive.router.tokenizer_parts import TokenizerParts
 
@@ -46,6 +48,7 @@ class TextTokenizer:
         """One more than the highest id that has a text."""
         added = self._tokenizer.get_added_tokens_decoder()
         self._skipped = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._words = KnownWords(self._tokenizer)
         self._max_tokens = max_tokens
         self._longest_token_bytes = _longest_token_bytes(self._tokenizer)
         self._token_bytes: dict[int, bytes] = {}  # what was asked for; at most the vocabulary
@@ -67,10 +70,19 @@ class TextTokenizer:
 
         Raises InvalidRequest for a text that cannot fit into `max_tokens`.
         """
+        return unpack_tokens(self.complete(self.look_up(text, add_special_tokens)))
+
+    def look_up(self, text: str, add_special_tokens: bool) -> PartlyKnown:
+        """Begin to `encode`: cut the text, and look up what was tokenised before. Takes microseconds.
+
+        Raises InvalidRequest for a text that cannot fit into `max_tokens`.
+        """
         self._check_length(text)
-        # The batch call releases the GIL and skips offsets: 3 times faster, and the event loop keeps running.
-        encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
-        return list(encoding.ids)
+        return self._words.look_up(text, add_special_tokens)
+
+    def complete(self, text: PartlyKnown) -> bytes:
+        """Tokenise the rest; return all ids as the wire carries them (`pack_tokens`)."""
+        return self._words.complete(text)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of ids; bytes that are not UTF-8 show as U+FFFD."""

@@ -7,7 +7,9 @@ at once.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import os
 import signal
 import sys
 from importlib.metadata import version
@@ -26,16 +28,29 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(
         level=logging.INFO, format="time=%(asctime)s level=%(levelname)s at=%(name)s %(message)s"
     )
+    # A prompt is one task for the library, and threads of its own to share it out cost more than a short one.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if len(arguments) != 1:
         print("usage: python -m kvhive.scripts.serve <router.json>", file=sys.stderr)
         return 2
     spec = RouterSpec.load(Path(arguments[0]))
     try:
-        asyncio.run(_run(spec))
+        with asyncio.Runner(loop_factory=_fast_loop) as runner:
+            runner.run(_run(spec))
     except KvhiveError as error:
         print(f"router: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _fast_loop() -> asyncio.AbstractEventLoop:
+    """Return uvloop's, where it is installed: it reads and writes in half the time."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
 
 
 async def _run(spec: RouterSpec) -> None:
@@ -51,6 +66,8 @@ async def _run(spec: RouterSpec) -> None:
 
     def ready(endpoints: RouterEndpoints) -> None:
         ReadyRouter(grpc=endpoints.grpc, http=endpoints.http).save(Path(spec.ready_file))
+        gc.collect()
+        gc.freeze()  # what is here by now stays, and the collector need not look at it again and again
 
     options = RouterOptions(
         config=parse_config(spec.config),
