@@ -196,7 +196,7 @@ def test_who_hangs_up_with_everything_in_hand_breaks_no_channel(monkeypatch: pyt
     thread.start()
     send(source, Staging(pools[0], 3, True), cargo_of(SOURCES, STRAIGHT), pace)
     thread.join(30)
-    assert torch.equal(pools[1][TARGETS], pools[0][SOURCES])
+    assert torch.equal(pools[1].view(torch.uint8)[TARGETS], pools[0].view(torch.uint8)[SOURCES])
     source.close()
     target.close()
 
