@@ -74,6 +74,11 @@ class WorkerStub:
                 request_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.CopyChainsRequest.SerializeToString,
                 response_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.ChainCopied.FromString,
                 _registered_method=True)
+        self.ListHotChains = channel.unary_stream(
+                '/kvhive.v1.Worker/ListHotChains',
+                request_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.ListHotChainsRequest.SerializeToString,
+                response_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.HotChain.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -145,6 +150,13 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListHotChains(self, request, context):
+        """What is most worth handing over: the chains in the pool that were found most often and last, hottest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -187,6 +199,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.CopyChains,
                     request_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.CopyChainsRequest.FromString,
                     response_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.ChainCopied.SerializeToString,
+            ),
+            'ListHotChains': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListHotChains,
+                    request_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.ListHotChainsRequest.FromString,
+                    response_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.HotChain.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -405,6 +422,33 @@ class Worker:
             '/kvhive.v1.Worker/CopyChains',
             kvhive_dot_proto_dot_v1_dot_worker__pb2.CopyChainsRequest.SerializeToString,
             kvhive_dot_proto_dot_v1_dot_worker__pb2.ChainCopied.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListHotChains(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvhive.v1.Worker/ListHotChains',
+            kvhive_dot_proto_dot_v1_dot_worker__pb2.ListHotChainsRequest.SerializeToString,
+            kvhive_dot_proto_dot_v1_dot_worker__pb2.HotChain.FromString,
             options,
             channel_credentials,
             insecure,
