@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from kvhive.proto.autoscaling_config import AUTOSCALING_LIMITS, AutoscalingConfig, check_autoscaling
 from kvhive.proto.errors import ConfigError
 
 
@@ -167,6 +168,7 @@ class ClusterConfig:
     workers: WorkersConfig = field(default_factory=WorkersConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
+    autoscaling: AutoscalingConfig = field(default_factory=AutoscalingConfig)
     redis: RedisConfig = field(default_factory=RedisConfig)
 
 
@@ -208,6 +210,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "router.index_stale_after_s": (0.1, 86_400),
     "router.predicted_ttl_s": (0, 3600),
     "router.template_timeout_s": (0.01, 60),
+    **AUTOSCALING_LIMITS,
     "redis.lease_s": (0.5, 3600),
     "redis.heartbeat_s": (0.05, 600),
     "redis.timeout_s": (0.05, 60),
@@ -329,6 +332,7 @@ def _check(config: ClusterConfig) -> None:
             f"is {workers.pool_tokens}"
         )
     _check_speculation(config.speculation)
+    check_autoscaling(config.autoscaling)
     if workers.host in ("0.0.0.0", "::", ""):
         raise ConfigError(
             f"workers.host: {workers.host!r} is no address that a router can reach; "

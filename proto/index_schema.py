@@ -82,6 +82,10 @@ class LoadReport:
     """Sequences in the batch."""
     waiting: int = 0
     """Sequences not yet admitted."""
+    waiting_tokens: int = 0
+    """Of the queued prefill tokens, those of sequences not yet admitted: cached or not, nobody knows yet."""
+    max_running: int = 0
+    """Most sequences in the batch."""
     blocks_total: int = 0
     blocks_live: int = 0
     """Blocks some request is using."""
@@ -109,6 +113,10 @@ class LoadReport:
     """Prompt tokens of all admitted requests since the worker's process began."""
     prefix_hits: int = 0
     """Of those, the tokens found in the cache."""
+    admitted: int = 0
+    """Requests whose prompts these were."""
+    prefill_pairs: int = 0
+    """(Computed token x context token) pairs of what was not found: what their attention costs."""
     preemptions: int = 0
     accounting_errors: int = 0
     """Times the pool had live blocks while nothing ran: a fault of ours, never of a request."""

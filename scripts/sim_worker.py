@@ -66,6 +66,7 @@ class _Snapshot:
     queued: int
     running: int
     waiting: int
+    waiting_tokens: int
     live: int
     cached: int
     free: int
@@ -73,6 +74,8 @@ class _Snapshot:
     forecast: PoolForecast
     prefix_queries: int
     prefix_hits: int
+    admitted: int
+    prefill_pairs: int
 
 
 class SimulatedWorker:
@@ -140,6 +143,8 @@ class SimulatedWorker:
             queued_prefill_tokens=then.queued,
             running=then.running,
             waiting=then.waiting,
+            waiting_tokens=then.waiting_tokens,
+            max_running=self.scheduler.limits.batch,
             blocks_total=len(self.pool.blocks),
             blocks_live=then.live,
             blocks_cached=then.cached,
@@ -154,6 +159,8 @@ class SimulatedWorker:
             max_step_tokens=cost.max_step_tokens,
             prefix_queries=then.prefix_queries,
             prefix_hits=then.prefix_hits,
+            admitted=then.admitted,
+            prefill_pairs=then.prefill_pairs,
         )
 
     def last_step(self, at: float) -> int:
@@ -224,6 +231,7 @@ class SimulatedWorker:
                 scheduler.queued_prefill_tokens,
                 len(scheduler.running),
                 len(scheduler.waiting),
+                scheduler.waiting.tokens,
                 usage.live,
                 usage.cached,
                 usage.free,
@@ -231,6 +239,8 @@ class SimulatedWorker:
                 scheduler.answers.forecast(scheduler.running, self._clock()),
                 scheduler.prefix_queries,
                 scheduler.prefix_hits,
+                scheduler.admitted,
+                scheduler.prefill_pairs,
             )
         )
 

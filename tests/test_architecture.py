@@ -240,7 +240,7 @@ def field_docstrings(tree: ast.Module) -> dict[tuple[str, str], str]:
 
 def test_the_readme_says_of_every_configuration_key_what_the_code_says() -> None:
     """One row per key, with the default and the meaning that the dataclasses have; no row without a key."""
-    meanings = field_docstrings(TREES["proto.config"])
+    meanings = field_docstrings(TREES["proto.config"]) | field_docstrings(TREES["proto.autoscaling_config"])
     rows = []
 
     def describe(owner: object, prefix: str) -> None:

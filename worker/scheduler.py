@@ -77,6 +77,7 @@ class Scheduler:
         self.preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
+        self.admitted = self.prefill_pairs = 0
         self.pulled_tokens = 0
         self.drafted = 0
         self.accepted = 0
@@ -334,6 +335,8 @@ class Scheduler:
             self.prefix_queries += len(seq.tokens)
             self.prefix_hits += seq.cached_tokens or 0
             self.pulled_tokens += seq.pulled_tokens
+            self.admitted += 1
+            self.prefill_pairs += seq.remaining * (seq.num_computed + seq.remaining // 2)
         seq.state = SequenceState.RUNNING
         num_tokens = min(seq.remaining, budget)
         grown = self.manager.grow(seq, num_tokens)
