@@ -56,7 +56,7 @@ class WorkersConfig:
     """The workers: Ray actors, each with one paged KV pool, on one device or on several that share it."""
 
     count: int = 2
-    """How many workers to start. Read at `kvhive up` only."""
+    """How many workers are started and kept, until `kvhive scale`, `kvhive drain` or autoscaling."""
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: cuda where Ray has GPUs."""
     tensor_parallel: int = 1
@@ -87,6 +87,8 @@ class WorkersConfig:
     """Address the worker's gRPC service binds; `node` means the node's own IP, for many machines."""
     start_timeout_s: float = 300.0
     """How long `kvhive up` waits for a worker to load its model."""
+    warm_s: float = 10.0
+    """Longest that a worker that joins is given hot blocks by its peers before it serves; 0: not at all."""
     transfer: TransferConfig = field(default_factory=TransferConfig)
 
 
@@ -192,6 +194,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "workers.max_running": (1, 4096),
     "workers.max_waiting": (0, 1_000_000),
     "workers.start_timeout_s": (1, 86_400),
+    "workers.warm_s": (0, 600),
     "workers.transfer.max_concurrent": (1, 64),
     "workers.transfer.timeout_s": (0.1, 600),
     "workers.transfer.stall_timeout_s": (0.1, 60),

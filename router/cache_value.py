@@ -1,6 +1,6 @@
 """What each worker's cache is worth: the seconds of prefill that it has saved of late.
 
-What was hit lately will be hit again: a worker's hits, in the seconds that computing them would have taken it,
+What was hit lately will be hit again: a worker's hits, in the seconds that computing them would have taken,
 half forgotten every HALF_LIFE_S. Two caches with equal hits differ by how fast their workers compute.
 """
 

@@ -61,7 +61,7 @@ class ClusterState:
     controller: ProcessId | None = None
     """What creates and retires workers."""
     supervisor: ProcessId | None = None
-    """What starts router, controller and embedded Redis again when they end; from `ready` on it writes here."""
+    """What starts the others again when they end; from `ready` on it alone writes here."""
     restarts: Mapping[str, int] = field(default_factory=dict)
     """How often it had to, by part."""
     grpc: str = ""

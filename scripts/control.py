@@ -1,6 +1,6 @@
 """The controller's process: `python -m kvhive.scripts.control <controller.json>`, as `kvhive up` runs it.
 
-One a cluster: it holds a lock in the runtime directory. SIGTERM and SIGINT end it and leave the workers alone.
+One a cluster: it holds a lock in the runtime directory. SIGTERM or SIGINT ends it and no worker.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from kvhive.proto.errors import ClusterError, KvhiveError
 from kvhive.proto.index_schema import IndexKeys
 from kvhive.router.redis_connection import open_redis
 from kvhive.router.worker_registry import ModelSpec, WorkerRegistry
+from kvhive.scripts.autoscaler import Autoscaler
 from kvhive.scripts.cluster_state import RaySession
 from kvhive.scripts.control_socket import serve_control
 from kvhive.scripts.controller import Controller, Surroundings, answers
@@ -131,7 +132,8 @@ async def _controller(
             clock=time.monotonic,
         )
         following = asyncio.create_task(registry.run())
-        controller = Controller(memory, around, workers.warm_s if workers.transfer.enabled else 0.0)
+        policy = Autoscaler(config.autoscaling, dict) if config.autoscaling.enabled else None
+        controller = Controller(memory, around, workers.warm_s if workers.transfer.enabled else 0.0, policy)
         try:
             yield controller
         finally:

@@ -1,4 +1,4 @@
-"""The controller: keeps as many workers as there are to be, drains those that are to go, warms those that come.
+"""The controller: keeps as many workers as there are to be, drains those that go, warms those that come.
 
     look (Ray: which actors, Redis: how they are) -> plan (fleet_plan.py) -> create, drain, end
 
@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kvhive.proto.errors import ClusterError, KvhiveError
 from kvhive.proto.index_schema import WorkerRecord, WorkerState
+from kvhive.router.autoscaling_policy import ScalingDecision
 from kvhive.router.cache_value import CacheValues
 from kvhive.router.worker_registry import WorkerView
 from kvhive.scripts.drain import DEFAULT_TIMEOUT_S, DrainMeans, DrainOrder, DrainProgress, drain
@@ -44,19 +45,29 @@ class View(Protocol):
     """What fleet_actors.ActorView says."""
 
     @property
-    def phase(self) -> str: ...
+    def phase(self) -> str:
+        """Where it is, in a word."""
+
     @property
-    def detail(self) -> str: ...
+    def detail(self) -> str:
+        """What it does, for people."""
+
     @property
-    def node(self) -> str: ...
+    def node(self) -> str:
+        """The Ray node that it is on."""
 
 
 class Actors(Protocol):
     """The actors, as fleet_actors.FleetActors has them; its methods may block for a moment."""
 
-    def create(self, worker_id: str, warm_s: float) -> None: ...
-    def poll(self) -> dict[str, Any]: ...
-    def end(self, worker_id: str, grace_s: float) -> None: ...
+    def create(self, worker_id: str, warm_s: float) -> None:
+        """Create one; it may take long to get a place."""
+
+    def poll(self) -> Mapping[str, View]:
+        """Say how each is."""
+
+    def end(self, worker_id: str, grace_s: float) -> None:
+        """Stop its server and end it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +85,10 @@ class Surroundings:
     clock: Callable[[], float]
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """How many workers there are to be, and why."""
+class Policy(Protocol):
+    """What autoscaling asks for, as autoscaler.Autoscaler does."""
 
-    wanted: int
-    reason: str
-
-
-Policy = Callable[[list[WorkerView], dict[str, Stage], float], Wish]
-"""What autoscaling asks for. Pure but for what it remembers."""
+    def decide(self, views: list[WorkerView], stages: Mapping[str, Stage], now: float) -> ScalingDecision: ...
 
 
 class Controller:
@@ -100,7 +105,7 @@ class Controller:
         self._reason = "as asked for"
         self._free = ""
         self._values = CacheValues()
-        self._views: dict[str, Any] = {}
+        self._views: dict[str, View] = {}
         self._stages: dict[str, Stage] = {}
         self._records: dict[str, WorkerRecord] = {}
         self._leaving: set[str] = set()
@@ -112,15 +117,20 @@ class Controller:
         self._retry_s, self._retry_at = 0.0, 0.0
         self._means = DrainMeans(around.calls, around.index, self._records.get, self._heirs, self._end)
 
+    @property
+    def autoscaling(self) -> bool:
+        """Whether a policy decides how many workers there are."""
+        return self._policy is not None
+
     async def step(self) -> FleetPlan:
         """Look, plan and act once; returns what was begun."""
         await self._look()
         if self._policy is not None:
-            wish = self._policy(self._around.workers(), self._stages, self._around.clock())
-            self._reason = wish.reason
-            if wish.wanted != self._memory.wanted:
-                log.info("wanted=%d before=%d reason=%s", wish.wanted, self._memory.wanted, wish.reason)
-                self._memory.wanted = wish.wanted
+            wish = self._policy.decide(self._around.workers(), self._stages, self._around.clock())
+            self._reason = wish.reason.value
+            if wish.target != self._memory.wanted:
+                log.info("wanted=%d before=%d reason=%s", wish.target, self._memory.wanted, wish.reason)
+                self._memory.wanted = wish.target
                 self._memory.save()
         found = plan(self._seen(), self._memory.wanted)
         await self._act(found)
@@ -139,7 +149,8 @@ class Controller:
         others = [w for w, other in self._stages.items() if other == "serving" and w != order.worker_id]
         if stage == "serving" and not others and self._policy is None:
             raise ClusterError(
-                f"worker {order.worker_id} is the only one that serves: `kvhive scale` up first, or `kvhive down`"
+                f"worker {order.worker_id} is the only one that serves: `kvhive scale` up first, "
+                "or `kvhive down`"
             )
         if self._policy is None:
             self._memory.wanted = max(0, self._memory.wanted - 1)
@@ -166,7 +177,7 @@ class Controller:
         """Return everything that people may want to know, in plain values."""
         return {
             "wanted": self._memory.wanted,
-            "autoscaling": self._policy is not None,
+            "autoscaling": self.autoscaling,
             "reason": self._reason,
             "device": self._memory.device,
             "dtype": self._memory.dtype,
@@ -184,7 +195,7 @@ class Controller:
 
     async def _look(self) -> None:
         around, now = self._around, self._around.clock()
-        self._views = await asyncio.to_thread(around.actors.poll)
+        self._views = dict(await asyncio.to_thread(around.actors.poll))
         leaving = await asyncio.to_thread(around.leaving_nodes)
         waits = any(view.phase == "pending" for view in self._views.values())
         self._free = await asyncio.to_thread(around.free) if waits else ""
@@ -195,7 +206,9 @@ class Controller:
             self._values.note(record.worker_id, record.epoch, record.load, now)
         self._values.retain(set(self._views))
         self._leaving = {worker_id for worker_id, view in self._views.items() if view.node in leaving}
-        self._stages = {worker_id: self._stage(worker_id, view, now) for worker_id, view in self._views.items()}
+        self._stages = {
+            worker_id: self._stage(worker_id, view, now) for worker_id, view in self._views.items()
+        }
         for worker_id, stage in self._stages.items():
             if stage == "warming" and worker_id not in self._warming:
                 self._spawn(self._warm(worker_id))
@@ -327,9 +340,8 @@ def answers(controller: Controller) -> Answer:
             case {"do": "scale", "workers": int(wanted)}:
                 return {"before": await controller.scale(wanted), "wanted": wanted}
             case {"do": "drain", "worker": str(worker), "timeout_s": float(bound), "hand_over": bool(hands)}:
-                return {"wanted": await controller.drain(DrainOrder(worker, bound, hands))}
+                wanted = await controller.drain(DrainOrder(worker, bound, hands))
+                return {"wanted": wanted, "autoscaling": controller.autoscaling}
         raise ClusterError(f"control: not a question: {question!r}"[:200])
 
     return answer
-
-

@@ -81,7 +81,7 @@ class FirstController:
         while not socket_path(self._runtime_dir).exists():
             self._raise_if_ended()
             if time.monotonic() > deadline:
-                raise ClusterError(f"the controller was not there after {_BEGIN_TIMEOUT_S:g} s: {self._said()}")
+                raise ClusterError(f"no controller after {_BEGIN_TIMEOUT_S:g} s: {self._said()}")
             time.sleep(_POLL_S)
         return self._ask()
 

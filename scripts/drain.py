@@ -1,4 +1,4 @@
-"""One drain: no new requests, the hot part of the cache to the survivors, streams end or move, the actor stops.
+"""One drain: no new requests, the hot part of the cache to the survivors, streams end or move, all stops.
 
     close the door -> hand over -> wait for streams -> hand over what they left -> stop
 

@@ -83,7 +83,9 @@ class FleetActors:
             if known.question is None and known.view.phase != "dead":
                 known.question, known.asked_at = known.handle.status.remote(), now
         questions = [known.question for known in self._known.values() if known.question is not None]
-        answered = set(ray.wait(questions, num_returns=len(questions), timeout=_LOOK_S)[0] if questions else ())
+        answered = set(
+            ray.wait(questions, num_returns=len(questions), timeout=_LOOK_S)[0] if questions else ()
+        )
         for known in self._known.values():
             if known.question in answered:
                 known.view, known.question = _heard(known.question), None

@@ -1,7 +1,7 @@
 """What a controller must still know when it starts again and neither Ray nor Redis can tell: a small file.
 
-Which workers there are is Ray's to say, and how they are is Redis'. How many were wanted, which ids were given
-out, and who was being drained is only here.
+Which workers there are is Ray's to say, and how they are is Redis'. How many were wanted, which ids were
+given out, and who was being drained is only here.
 """
 
 from __future__ import annotations

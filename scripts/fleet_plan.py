@@ -1,7 +1,7 @@
 """What is to be done about a fleet: pure, (what there is, how many are wanted) -> (create, drain, end).
 
-Workers that are not up yet go before any that serves: a wave of starts that came too late must not cost a warm
-cache. Of those that serve, the one whose cache is worth least goes.
+Workers that are not up yet go before any that serves: a wave of starts that came too late must not cost a
+warm cache. Of those that serve, the one whose cache is worth least goes.
 """
 
 from __future__ import annotations

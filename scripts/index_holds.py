@@ -1,4 +1,4 @@
-"""Which blocks a worker holds, asked of the index in Redis: advice for a hand-over, and nothing without it."""
+"""Which blocks a worker holds, asked of the index in Redis: advice for a hand-over."""
 
 from __future__ import annotations
 

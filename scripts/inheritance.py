@@ -1,7 +1,7 @@
 """Which survivor inherits which of a worker's hot chains: pure, so that it can be reasoned about.
 
-A chain costs a survivor the blocks of it that it lacks. Chains that begin alike are cheapest side by side, and
-on one survivor alone they would make all their requests go there: both count.
+A chain costs a survivor the blocks of it that it lacks. Chains that begin alike are cheapest side by side,
+and on one survivor alone they would make all their requests go there: both count.
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ class Heir:
         return 0
 
 
+def _price(offer: tuple[int, Heir]) -> tuple[float, str]:
+    lacks, heir = offer
+    return lacks + IMBALANCE * heir.promised, heir.worker_id
+
+
 def share_out(chains: Sequence[Sequence[BlockKey]], heirs: Sequence[Heir]) -> list[str]:
     """Name an heir for each chain, hottest first; empty where nobody has room. Changes the heirs.
 
@@ -47,7 +52,9 @@ def share_out(chains: Sequence[Sequence[BlockKey]], heirs: Sequence[Heir]) -> li
         if not fitting:
             named.append("")
             continue
-        lacks, heir = min(fitting, key=lambda each: (each[0] + IMBALANCE * each[1].promised, each[1].worker_id))
+        lacks, heir = min(
+            fitting, key=lambda each: (each[0] + IMBALANCE * each[1].promised, each[1].worker_id)
+        )
         heir.promised += lacks
         heir.has.update(chain)
         named.append(heir.worker_id)

@@ -125,8 +125,9 @@ def _start_ray(start: Start, address: str) -> None:
         start.note(ray=RaySession(address))
         return
     start.report("ray", "starting a local head")
-    workers = start.config.workers
-    ranks = max(1, workers.count) * workers.tensor_parallel
+    workers, scaling = start.config.workers, start.config.autoscaling
+    most = max(1, workers.count, scaling.max_workers if scaling.enabled else 0)
+    ranks = most * workers.tensor_parallel
     start_head(
         start.runtime_dir,
         num_cpus=max(os.cpu_count() or 1, math.ceil(ranks * workers.num_cpus)),

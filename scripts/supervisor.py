@@ -1,12 +1,12 @@
 """Keeps a cluster's single parts running: the embedded Redis, the router, the controller.
 
 `python -m kvhive.scripts.supervisor <state root> <cluster>`. A part that has ended is started again, where
-clients and workers know it: with the same ports and password. One that keeps ending is started less and less
-often. The workers need none of the three to live: Ray restarts them, and they publish what they hold to a Redis
-that comes back empty.
+clients and workers know it: with the same ports and password. One that keeps ending is started less and
+less often. The workers need none of the three to live: Ray restarts them, and they publish what they hold to a
+Redis that comes back empty.
 
-It depends on little and does little, so that it lives. If it ends all the same, nothing else does, and the next
-`kvhive up` starts another one.
+It depends on little and does little, so that it lives. If it ends all the same, nothing else does, and the
+next `kvhive up` starts another one.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from kvhive.proto.errors import KvhiveError
 from kvhive.scripts.cluster_state import ClusterState, StateFolder
@@ -97,7 +98,8 @@ def supervise_once(folder: StateFolder, parts: list[Part], myself: ProcessId | N
             continue
         if process is not None:
             restarts = {**state.restarts, part.name: state.restarts.get(part.name, 0) + 1}
-            state = folder.save(replace(state, **{part.name: process}, restarts=restarts))
+            changes: dict[str, Any] = {part.name: process, "restarts": restarts}
+            state = folder.save(replace(state, **changes))
             log.warning("started part=%s pid=%d", part.name, process.pid)
     return True
 

@@ -1,7 +1,8 @@
 """`kvhive down`: end exactly what a cluster started, in order, and prove that nothing of it is left.
 
-What would start things again goes first, without a word. Then the router: it takes no new request and lets its streams end, within the grace, on workers that
-still serve. Then the workers, Redis, Ray, and whatever else is ours by owned_processes.py.
+What would start things again goes first. Then the router: it takes no new request and lets its streams end,
+within the grace, on workers that still serve. Then the workers, Redis, Ray, and whatever else is ours by
+owned_processes.py.
 """
 
 from __future__ import annotations

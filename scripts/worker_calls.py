@@ -1,5 +1,4 @@
-"""What a controller asks of workers over gRPC. Every call is bounded in time; a worker that says nothing is an
-error, and never a hang."""
+"""What a controller asks of workers over gRPC, each call bounded in time: silence is an error, never a hang."""
 
 from __future__ import annotations
 

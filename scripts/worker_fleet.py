@@ -1,4 +1,4 @@
-"""The workers of one cluster: what each is told, on what device, and how those of an earlier start are ended."""
+"""The workers of one cluster: what each is told, on what device, and how all of them are ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _STOP_EXTRA_S = 2.0
 
 def most_workers(config: ClusterConfig) -> int:
     """Return how many workers a machine of ours is shared out to."""
-    return max(1, config.workers.count)
+    scaling = config.autoscaling
+    return max(1, config.workers.count, scaling.max_workers if scaling.enabled else 0)
 
 
 def choose_device(config: ClusterConfig, may_grow: bool) -> str:

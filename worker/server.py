@@ -102,7 +102,7 @@ class WorkerServer:
         return self._publisher.epoch if self._publisher else 0
 
     def start(self) -> None:
-        """Load the model, calibrate, open the service and register. Returns when the worker serves, or warms up.
+        """Load the model, calibrate, open the service and register. Returns when it serves, or warms up.
 
         Raises ModelError when the model or the pool cannot be loaded.
         """
