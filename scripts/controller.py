@@ -88,7 +88,8 @@ class Surroundings:
 class Policy(Protocol):
     """What autoscaling asks for, as autoscaler.Autoscaler does."""
 
-    def decide(self, views: list[WorkerView], stages: Mapping[str, Stage], now: float) -> ScalingDecision: ...
+    def decide(self, views: list[WorkerView], stages: Mapping[str, Stage], now: float) -> ScalingDecision:
+        """Say how many workers there should be, and why."""
 
 
 class Controller:

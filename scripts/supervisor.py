@@ -2,8 +2,8 @@
 
 `python -m kvhive.scripts.supervisor <state root> <cluster>`. A part that has ended is started again, where
 clients and workers know it: with the same ports and password. One that keeps ending is started less and
-less often. The workers need none of the three to live: Ray restarts them, and they publish what they hold to a
-Redis that comes back empty.
+less often. The workers need none of the three to live: Ray restarts them, and they publish what they hold to
+a Redis that comes back empty.
 
 It depends on little and does little, so that it lives. If it ends all the same, nothing else does, and the
 next `kvhive up` starts another one.

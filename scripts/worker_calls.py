@@ -1,4 +1,4 @@
-"""What a controller asks of workers over gRPC, each call bounded in time: silence is an error, never a hang."""
+"""What a controller asks of workers over gRPC, each bounded in time: silence is an error, never a hang."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from enum import StrEnum
 
 from kvhive.proto.block_hash import BlockHash
 from kvhive.worker.block_moves import Arrival, BlockMoves, Loan
+from kvhive.worker.hot_chains import HotBounds, HotChain, hot_chains
 from kvhive.worker.scheduler import Scheduler
 from kvhive.worker.sequence import BlockSource, Sequence
 from kvhive.worker.transfer_rate import TransferRate
@@ -109,15 +110,41 @@ class BlockDesk:
     ) -> None:
         """Bring a chain for its own sake; `done(blocks held here, why no more)` follows in any case."""
 
+        before = -1
+
         def fetch() -> None:
             arrival = self._fetch(hashes, source)
             if arrival is None:
                 held = self.moves.count(hashes)
                 done(held, "" if held == len(hashes) else PullOutcome.NO_ROOM)
             else:
-                arrival.watching.append(lambda outcome: done(self.moves.count(hashes), outcome))
+                arrival.watching.append(go_on)
+
+        def go_on(outcome: str) -> None:
+            """A pull that was under way may have brought the beginning only."""
+            nonlocal before
+            held = self.moves.count(hashes)
+            if outcome or held == len(hashes):
+                done(held, outcome)
+            elif held <= before:
+                done(held, PullOutcome.SHORT)
+            else:
+                before = held
+                fetch()
 
         self._post(fetch)
+
+    def hot_chains(self, bounds: HotBounds, done: Callable[[list[HotChain]], None]) -> None:
+        """List the chains that were found most often and last; see hot_chains."""
+
+        def look() -> None:
+            manager = self._scheduler.manager
+            blocks = manager.pool.blocks
+            tables = (seq.block_table[: seq.registered] for seq in self._scheduler.running)
+            live = [blocks[block_id] for table in tables for block_id in table]
+            done(hot_chains(manager.pool, live + self.moves.held(), bounds, manager.clock()))
+
+        self._post(look)
 
     def lend(self, hashes: ReadOnly[BlockHash], done: Callable[[Loan], None]) -> None:
         """Hold the leading blocks of a chain for sending; none while somebody waits for blocks."""
@@ -128,11 +155,11 @@ class BlockDesk:
 
         self._post(lend)
 
-    def give_back(self, loan: Loan, sent: bool) -> None:
-        """They are sent, or will not be."""
+    def give_back(self, loan: Loan, sent_blocks: int) -> None:
+        """So many of them are sent, and no more will be."""
 
         def give_back() -> None:
-            self.sent_blocks += len(loan.blocks) * sent
+            self.sent_blocks += sent_blocks
             self.moves.give_back(loan)
 
         self._post(give_back)

@@ -163,7 +163,8 @@ class BlockMoves:
             return
         for index in range(arrival.registered, arrival.first + count):
             block = arrival.held[index]
-            holder = self._pool.register(block, arrival.hashes[index])
+            parent = arrival.held[index - 1] if index else None
+            holder = self._pool.register(block, arrival.hashes[index], parent)
             if holder is not block:  # computed here meanwhile; one hash is one block
                 self._pool.acquire(holder)
                 self._pool.release(block, self._manager.clock())

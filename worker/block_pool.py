@@ -17,6 +17,7 @@ order of release every child stands before its parent, and evicting from the fro
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvhive.proto.block_hash import BlockHash, block_key
@@ -36,6 +37,10 @@ class Block:
     """When the last user let go, in seconds of the caller's clock; meaningful while cached."""
     lease: Lease | None = None
     """What keeps it from being evicted. Only registered blocks have one."""
+    parent: Block | None = None
+    """The block before it in its chain, which is registered as long as it is."""
+    uses: int = 0
+    """How often it was found since it was registered."""
 
     @property
     def evictable(self) -> bool:
@@ -112,6 +117,7 @@ class BlockPool:
                 del self._pinned[block.block_id]
                 block.lease.idle = False
         block.ref_count += 1
+        block.uses += 1
 
     def _note_reuse(self, block: Block) -> None:
         """A cached block is hit: was it on its way out?"""
@@ -156,8 +162,8 @@ class BlockPool:
             block.lease = None
             self._cached[block_id] = block
 
-    def register(self, block: Block, block_hash: BlockHash) -> Block:
-        """Make a live block, whose KV is now written, findable under its hash.
+    def register(self, block: Block, block_hash: BlockHash, parent: Block | None = None) -> Block:
+        """Make a live block, whose KV is now written, findable under its hash; `parent` is the one before it.
 
         Returns the block that holds the hash: another one when two sequences computed the same content, and
         then the caller should use that one instead.
@@ -167,6 +173,7 @@ class BlockPool:
         holder = self._by_hash.setdefault(block_hash, block)
         if holder is block:
             block.block_hash = block_hash
+            block.parent, block.uses = parent, 0
             self._events.append(KvEvent(block_key(block_hash)))
         return holder
 
@@ -185,6 +192,11 @@ class BlockPool:
             self._free.append(block)
         return len(cleared)
 
+    def idle(self) -> Iterator[Block]:
+        """Yield the cached blocks, those under a lease first, and then the last released one first."""
+        yield from reversed(self._pinned.values())
+        yield from reversed(self._cached.values())
+
     def drain_events(self) -> list[KvEvent]:
         """Return and forget what happened since the last call, in order."""
         events, self._events = self._events, []
@@ -194,4 +206,4 @@ class BlockPool:
         assert block.block_hash is not None, f"cached block {block.block_id} has no hash"
         del self._by_hash[block.block_hash]
         self._events.append(KvEvent(block_key(block.block_hash), cause))
-        block.block_hash = None
+        block.block_hash = block.parent = None

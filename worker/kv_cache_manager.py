@@ -89,9 +89,10 @@ class KvCacheManager:
         if full == seq.registered:
             return
         extend_chain(seq.hashes, self._root, seq.tokens, self.block_size, seq.extras)
+        parent = self.pool.blocks[seq.block_table[seq.registered - 1]] if seq.registered else None
         for index in range(seq.registered, full):
             block = self.pool.blocks[seq.block_table[index]]
-            holder = self.pool.register(block, seq.hashes[index])
+            parent = holder = self.pool.register(block, seq.hashes[index], parent)
             if holder is not block:
                 self._replace(seq, index, block, holder)
             elif (index + 1) * self.block_size <= seq.prompt_tokens and seq.after is None:

@@ -8,7 +8,8 @@ import logging
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
 from contextlib import aclosing
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import grpc
 
@@ -17,6 +18,7 @@ from kvhive.proto.index_schema import WorkerState
 from kvhive.proto.transport import CLUSTER_TOKEN_KEY
 from kvhive.proto.v1 import worker_pb2, worker_pb2_grpc
 from kvhive.worker.engine import Engine, Output
+from kvhive.worker.hot_chains import HotBounds
 from kvhive.worker.kv_transfer import KvTransfer
 from kvhive.worker.model_runner import ModelShape
 from kvhive.worker.refusal import Refused, status_of
@@ -29,7 +31,10 @@ from kvhive.worker.transfer_source import ChannelUnknown, SendBusy, SendRefused
 
 log = logging.getLogger(__name__)
 
-CLEAR_CACHE_TIMEOUT_S = 30.0
+T = TypeVar("T")
+
+ENGINE_TIMEOUT_S = 30.0
+"""Longest that a question to the engine's thread waits for the step that is running."""
 
 _TRANSFER_STATUS: dict[type[Exception], grpc.StatusCode] = {
     SendRefused: grpc.StatusCode.FAILED_PRECONDITION,
@@ -252,18 +257,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     ) -> worker_pb2.ClearCacheResponse:
         """Forget every cached block that no request is using."""
         engine = await self._engine_or_abort(context)
-        cleared: asyncio.Future[int] = self._loop.create_future()
-
-        def settle(count: int) -> None:
-            if not cleared.done():  # else the caller has gone
-                cleared.set_result(count)
-
-        def done(count: int) -> None:
-            self._loop.call_soon_threadsafe(settle, count)
-
-        engine.clear_cache(done)
-        count = await asyncio.wait_for(cleared, CLEAR_CACHE_TIMEOUT_S)
-        return worker_pb2.ClearCacheResponse(cleared_blocks=count)
+        return worker_pb2.ClearCacheResponse(cleared_blocks=await self._from_engine(engine.clear_cache))
 
     async def SendBlocks(
         self, request: worker_pb2.SendBlocksRequest, context: Any
@@ -306,6 +300,23 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         await self.change_state(WorkerState(request.state))
         return worker_pb2.SetStateResponse(epoch=self._epoch(), open_requests=len(self._streams))
 
+    async def ListHotChains(
+        self, request: worker_pb2.ListHotChainsRequest, context: Any
+    ) -> AsyncIterator[worker_pb2.HotChain]:
+        """List what is most worth handing over."""
+        engine = await self._engine_or_abort(context, request.worker_id)
+        try:
+            bounds = HotBounds(request.max_chains, request.max_blocks)
+        except InvalidRequest as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        for chain in await self._from_engine(partial(engine.desk.hot_chains, bounds)):
+            yield worker_pb2.HotChain(
+                chain=worker_pb2.Chain(hashes=b"".join(chain.hashes)),
+                new_blocks=chain.new_blocks,
+                new_uses=chain.new_uses,
+                idle_s=chain.idle_s,
+            )
+
     async def _copied(
         self, answers: AsyncGenerator[worker_pb2.ChainCopied, None], context: Any
     ) -> AsyncIterator[worker_pb2.ChainCopied]:
@@ -317,6 +328,20 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except PeerFailed as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+
+    async def _from_engine(self, ask: Callable[[Callable[[T], None]], None]) -> T:
+        """Ask the engine's thread, and return what it answers between two steps."""
+        answered: asyncio.Future[T] = self._loop.create_future()
+
+        def settle(answer: T) -> None:
+            if not answered.done():  # else the caller has gone
+                answered.set_result(answer)
+
+        def done(answer: T) -> None:
+            self._loop.call_soon_threadsafe(settle, answer)
+
+        ask(done)
+        return await asyncio.wait_for(answered, ENGINE_TIMEOUT_S)
 
     async def _ready_transfer(self, meant_for: str, context: Any) -> KvTransfer:
         """Blocks may move while a worker drains, or warms up: that is when they should."""

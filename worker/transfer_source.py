@@ -83,7 +83,7 @@ class TransferSource:
             raise ChannelBroken("the engine did not lend in time") from None
         finally:
             pace.stopped.set()
-            self._when_over(pace, lent, job)
+            self._when_over(pace, lent, job, request.first_block)
 
     async def close(self) -> None:
         """Give up what is under way, and close the channels."""
@@ -171,7 +171,9 @@ class TransferSource:
         self._party.desk.lend(hashes, settle)
         return lent
 
-    def _when_over(self, pace: Pace, lent: asyncio.Future[Loan], job: asyncio.Task[None] | None) -> None:
+    def _when_over(
+        self, pace: Pace, lent: asyncio.Future[Loan], job: asyncio.Task[None] | None, first_block: int
+    ) -> None:
         """Take the blocks back once they have been lent and nobody reads them any more."""
 
         def give_back(_: object) -> None:
@@ -181,7 +183,8 @@ class TransferSource:
                 job.add_done_callback(give_back)
             else:
                 sent = job is not None and not job.cancelled() and job.exception() is None
-                self._party.desk.give_back(lent.result(), sent)
+                loan = lent.result()
+                self._party.desk.give_back(loan, len(loan.blocks[first_block:]) if sent else 0)
                 self._sending.discard(pace)
 
         give_back(None)

@@ -47,6 +47,10 @@ class Pace:
             raise TransferStopped("cancelled" if self.stopped.is_set() else "out of time")
         return min(left, self.stall_s)
 
+    def last_limit(self) -> float:
+        """Return how long a chunk may take of which nothing is left to do but to wait."""
+        return min(max(self.deadline - time.monotonic(), 0.0), self.stall_s)
+
 
 def send(channel: PairChannel, staging: Staging, cargo: Cargo, pace: Pace) -> None:
     """Send everything. Raises ChannelBroken or TransferStopped; in both cases the channel is to be closed."""
@@ -63,8 +67,8 @@ def send(channel: PairChannel, staging: Staging, cargo: Cargo, pace: Pace) -> No
                 _throttle(pace, began, sent)
                 pace.next_limit()
                 pending.append(channel.begin([cargo.seal(chunk).to(channel.device), *messages]))
-            while pending:
-                channel.wait(pending.popleft(), pace.next_limit())
+            while pending:  # who has all of it may hang up before this thread knows
+                channel.wait(pending.popleft(), pace.last_limit())
     finally:
         pending.clear()  # who catches the error keeps this frame, and must not keep what is in flight
 

@@ -132,6 +132,28 @@ class ChainCopied(_message.Message):
     error: str
     def __init__(self, chain: _Optional[int] = ..., blocks: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
+class ListHotChainsRequest(_message.Message):
+    __slots__ = ("worker_id", "max_chains", "max_blocks")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    MAX_CHAINS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    max_chains: int
+    max_blocks: int
+    def __init__(self, worker_id: _Optional[str] = ..., max_chains: _Optional[int] = ..., max_blocks: _Optional[int] = ...) -> None: ...
+
+class HotChain(_message.Message):
+    __slots__ = ("chain", "new_blocks", "new_uses", "idle_s")
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    NEW_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NEW_USES_FIELD_NUMBER: _ClassVar[int]
+    IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    chain: Chain
+    new_blocks: int
+    new_uses: int
+    idle_s: float
+    def __init__(self, chain: _Optional[_Union[Chain, _Mapping]] = ..., new_blocks: _Optional[int] = ..., new_uses: _Optional[int] = ..., idle_s: _Optional[float] = ...) -> None: ...
+
 class WorkerGenerateRequest(_message.Message):
     __slots__ = ("worker_id", "request_id", "token_ids", "resumed_tokens", "sampling", "cache_salt", "queue_timeout_s", "n", "first_choice", "priority", "tenant", "pins", "source")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]

@@ -79,6 +79,11 @@ class WorkerStub:
                 request_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.SetStateRequest.SerializeToString,
                 response_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.SetStateResponse.FromString,
                 _registered_method=True)
+        self.ListHotChains = channel.unary_stream(
+                '/kvhive.v1.Worker/ListHotChains',
+                request_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.ListHotChainsRequest.SerializeToString,
+                response_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.HotChain.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -159,6 +164,13 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListHotChains(self, request, context):
+        """What is most worth handing over: the chains in the pool that were found most often and last, hottest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -206,6 +218,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.SetState,
                     request_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.SetStateRequest.FromString,
                     response_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.SetStateResponse.SerializeToString,
+            ),
+            'ListHotChains': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListHotChains,
+                    request_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.ListHotChainsRequest.FromString,
+                    response_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.HotChain.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -451,6 +468,33 @@ class Worker:
             '/kvhive.v1.Worker/SetState',
             kvhive_dot_proto_dot_v1_dot_worker__pb2.SetStateRequest.SerializeToString,
             kvhive_dot_proto_dot_v1_dot_worker__pb2.SetStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListHotChains(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvhive.v1.Worker/ListHotChains',
+            kvhive_dot_proto_dot_v1_dot_worker__pb2.ListHotChainsRequest.SerializeToString,
+            kvhive_dot_proto_dot_v1_dot_worker__pb2.HotChain.FromString,
             options,
             channel_credentials,
             insecure,

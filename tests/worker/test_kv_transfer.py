@@ -251,6 +251,44 @@ async def test_chains_are_fetched_and_handed_over_with_an_answer_for_each() -> N
         await at_rest(a, b)
 
 
+async def test_what_is_listed_as_hot_can_be_handed_over_as_it_is() -> None:
+    """Three conversations under one system prompt, at once: the part that all share travels once."""
+    async with pair() as (a, b):
+        system = prompt_of(30, 40)
+        prompts = [[*system, *prompt_of(31 + i, 41)] for i in range(3)]
+        for index, prompt in enumerate(prompts):
+            await ask(a, f"r{index}", prompt)
+        listing = worker_pb2.ListHotChainsRequest(worker_id="a", max_chains=8, max_blocks=100)
+        hot = [chain async for chain in a.stub.ListHotChains(listing, metadata=METADATA)]
+        assert [(len(c.chain.hashes) // 32, c.new_blocks, c.new_uses) for c in hot] == [
+            (10, 10, 20),
+            (21, 11, 0),
+            (21, 11, 0),
+            (21, 11, 0),
+        ]
+        target = worker_pb2.BlockSource(worker_id="b", address=b.address, epoch=1)
+        # Not the shared part by itself, so that three pulls want it at once.
+        request = worker_pb2.CopyChainsRequest(
+            worker_id="a", target=target, chains=[chain.chain for chain in hot[1:]]
+        )
+        answers = {c.chain: c async for c in a.stub.CopyChains(request, metadata=METADATA)}
+        assert [(answers[i].blocks, answers[i].error) for i in range(3)] == [(21, "")] * 3
+        await until(lambda: a.engine.desk.sent_blocks == 10 + 3 * 11)
+        for index, prompt in enumerate(prompts):
+            assert (await ask(b, f"r{index}", prompt)).cached_tokens == 80
+        await at_rest(a, b)
+
+
+@pytest.mark.parametrize(("chains", "blocks", "field"), [(0, 1, "max_chains"), (1, 1 << 20, "max_blocks")])
+async def test_a_list_without_bounds_is_refused(chains: int, blocks: int, field: str) -> None:
+    async with pair() as (a, _):
+        listing = worker_pb2.ListHotChainsRequest(worker_id="a", max_chains=chains, max_blocks=blocks)
+        with pytest.raises(grpc.aio.AioRpcError, match=field) as error:
+            async for _chain in a.stub.ListHotChains(listing, metadata=METADATA):
+                pass
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 @pytest.mark.parametrize("chains", [[], [worker_pb2.Chain(hashes=b"x" * 33)], [worker_pb2.Chain()]])
 async def test_chains_that_are_none_are_refused(chains: list[worker_pb2.Chain]) -> None:
     async with pair() as (a, _):

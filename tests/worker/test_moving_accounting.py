@@ -91,7 +91,7 @@ class MovingAccounting(PoolAccounting):
     @rule(which=st.integers(0, 5))
     def give_back(self, which: int) -> None:
         if self.loans:
-            self.rig.engine.desk.give_back(self.loans.pop(which % len(self.loans)), sent=True)
+            self.rig.engine.desk.give_back(self.loans.pop(which % len(self.loans)), 1)
 
     def write(self, arrival: Arrival, count: int) -> None:
         """What the transfer's thread does: the tokens of these blocks, which are the simulated KV."""
@@ -107,7 +107,7 @@ class MovingAccounting(PoolAccounting):
             for arrival in self.arrivals:
                 self.rig.engine.desk.ended(arrival, PullOutcome.BROKEN)
             for loan in self.loans:
-                self.rig.engine.desk.give_back(loan, sent=False)
+                self.rig.engine.desk.give_back(loan, 0)
             self.rig.engine.step()
             moves, waiting = self.rig.engine.desk.moves, self.rig.scheduler.waiting
             assert moves.idle and not waiting._parked

@@ -168,6 +168,39 @@ def test_a_transfer_that_nobody_wants_stops_between_two_chunks() -> None:
         move(pools, cargo_of(SOURCES, STRAIGHT), cargo_of(TARGETS, STRAIGHT), stopped)
 
 
+def test_who_hangs_up_with_everything_in_hand_breaks_no_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The receiver's call ends when it has all, which the sending thread may learn a little later."""
+    source, target = channel_pair(ChannelMaker("127.0.0.1", torch.device("cpu")))
+    pools = pool_of(20, torch.float32, 1), pool_of(31, torch.float32, 2)
+    pace = Pace(time.monotonic() + 20, 20.0)
+    begin, begun = source.begin, []
+
+    def begin_and_hear(messages: list[torch.Tensor]) -> list[object]:
+        begun.append(len(messages))
+        works = begin(messages)
+        if len(begun) == 4:
+            pace.stopped.set()
+        return works
+
+    monkeypatch.setattr(source, "begin", begin_and_hear)
+    thread = threading.Thread(
+        target=receive,
+        args=(
+            target,
+            Staging(pools[1], 3, True),
+            cargo_of(TARGETS, STRAIGHT),
+            Pace(time.monotonic() + 20, 20.0),
+            lambda count: None,
+        ),
+    )
+    thread.start()
+    send(source, Staging(pools[0], 3, True), cargo_of(SOURCES, STRAIGHT), pace)
+    thread.join(30)
+    assert torch.equal(pools[1].view(torch.uint8)[TARGETS], pools[0].view(torch.uint8)[SOURCES])
+    source.close()
+    target.close()
+
+
 def test_time_runs_out() -> None:
     pace = Pace(time.monotonic() - 0.1, 1.0)
     with pytest.raises(TransferStopped, match="out of time"):
