@@ -37,6 +37,7 @@ RETRY_FIRST_S, RETRY_LONGEST_S = 5.0, 300.0
 LEAVING_NODE_DRAIN_S = 30.0
 """A machine that is pre-empted goes within some 30 s to 2 minutes."""
 REMEMBERED_DRAINS = 64
+FIRST_REPORT_POLL_S = 0.1
 WARM_GIVERS = 2
 """Peers whose hot chains a new worker gets: those whose caches are worth most."""
 
@@ -299,6 +300,9 @@ class Controller:
         givers = sorted(self._heirs(), key=lambda r: self._values.value_s(r.worker_id, now), reverse=True)
         try:
             async with asyncio.timeout(self._warm_s):
+                while not record.load.blocks_total:  # its first report, made before it had a pool
+                    await asyncio.sleep(FIRST_REPORT_POLL_S)
+                    record = self._records.get(worker_id, record)
                 for giver in givers[:WARM_GIVERS]:
                     await hand_over(giver, [record], around.calls, around.index, progress)
         except (TimeoutError, KvhiveError) as error:
