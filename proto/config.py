@@ -63,6 +63,8 @@ class WorkersConfig:
     """Ranks that share each worker's model, a device each, on one machine (docs/tensor_parallel.md)."""
     num_cpus: float = 1.0
     """CPUs that Ray reserves for each rank of a worker."""
+    num_gpus: float = -1.0
+    """GPUs that Ray reserves for each rank of a worker; -1: one with `device: cuda`, else none."""
     threads: int = 0
     """Compute threads per rank; 0 means a fair share of our own head's cores, else `int(num_cpus)`."""
     block_size: int = 16
@@ -194,6 +196,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "workers.max_running": (1, 4096),
     "workers.max_waiting": (0, 1_000_000),
     "workers.start_timeout_s": (1, 86_400),
+    "workers.num_gpus": (-1, 16),
     "workers.warm_s": (0, 600),
     "workers.transfer.max_concurrent": (1, 64),
     "workers.transfer.timeout_s": (0.1, 600),

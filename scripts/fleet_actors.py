@@ -61,8 +61,9 @@ class FleetActors:
     ) -> None:
         self._fleet = fleet
         self._cluster = fleet.config.cluster
-        gpus = 1 if fleet.device == "cuda" else 0
-        self._placement = Placement(fleet.config.workers.num_cpus, gpus, environment)
+        workers = fleet.config.workers
+        gpus = workers.num_gpus if workers.num_gpus >= 0 else float(fleet.device == "cuda")
+        self._placement = Placement(workers.num_cpus, gpus, environment)
         self._clock = clock
         self._known: dict[str, _Known] = {}
 

@@ -109,12 +109,12 @@ async def _give(
                 progress.blocks_done += max(0, wanted.new_blocks - missing)
                 if missing:
                     progress.failed += 1
-                    progress.error = f"{heir.worker_id}: {answer.error}"
+                    progress.error = f"to {heir.worker_id}: {answer.error}"
         return True
     except Unavailable as error:
         log.warning("hand-over failed from=%s to=%s: %s", giver.worker_id, heir.worker_id, error)
         progress.failed += len(hot)
-        progress.error = str(error)
+        progress.error = f"to {heir.worker_id}: {error}"
         return False
 
 

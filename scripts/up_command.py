@@ -129,7 +129,9 @@ def _check_same(state: ClusterState, config: ClusterConfig, address: str) -> Non
 
 def _say_adopted(cluster: str, lost: list[str]) -> None:
     if lost:
-        click.echo(f"cluster {cluster!r} is up again; these had ended and were started again: {', '.join(lost)}")
+        click.echo(
+            f"cluster {cluster!r} is up again; these had ended and were started again: {', '.join(lost)}"
+        )
     else:
         click.echo(f"cluster {cluster!r} is already up (stop it with `kvhive down`)")
 

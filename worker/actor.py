@@ -154,7 +154,7 @@ class Placement:
     """What Ray reserves for each rank of a worker, and the environment that its process starts with."""
 
     num_cpus: float
-    num_gpus: int
+    num_gpus: float
     environment: dict[str, str]
 
 
