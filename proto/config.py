@@ -128,6 +128,8 @@ class RouterConfig:
     """Largest request body or gRPC message."""
     queue_timeout_s: float = 300.0
     """Longest a request may wait at a worker before its first token; 0 means no limit."""
+    max_predicted_ttft_s: float = 0.0
+    """Refuse at once what is predicted to wait longer for its first token, on every worker; 0: no limit."""
     policy: str = "kv_aware"
     """`kv_aware`, `round_robin`, `least_loaded`, `power_of_two`, `consistent_hash`, or one of your own."""
     max_failovers: int = 2
@@ -210,6 +212,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "router.max_concurrent_requests": (1, 1_000_000),
     "router.max_request_bytes": (1024, 2**31 - 1),
     "router.queue_timeout_s": (0, 86_400),
+    "router.max_predicted_ttft_s": (0, 86_400),
     "router.max_failovers": (0, 100),
     "router.failure_cooldown_s": (0, 3600),
     "router.index_mirror_blocks": (0, 1_000_000_000),

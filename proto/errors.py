@@ -2,9 +2,10 @@
 
 KvhiveError
 ├── InvalidRequest        the caller's fault: names the field, the limit and the value
-├── Unavailable           retry later or elsewhere: no worker, a lost worker, a shutting-down server
-├── Overloaded            a bounded queue is full; retry after a while
-├── TimedOut              a stated bound on waiting has passed
+├── NotNow                the same request may go well later: says why in a word, and when
+│   ├── Unavailable       no worker, a lost worker, a shutting-down server
+│   ├── Overloaded        a bounded queue is full, or too long
+│   └── TimedOut          a stated bound on waiting has passed
 ├── ComputeError          the model computed no usable number for this request; a retry would not help
 ├── ConfigError           cluster.yaml is wrong
 ├── ModelError            a model file is missing, damaged or of an unsupported architecture
@@ -26,15 +27,25 @@ class InvalidRequest(KvhiveError):
         self.field = field
 
 
-class Unavailable(KvhiveError):
-    """The request may be retried; nothing was lost."""
+class NotNow(KvhiveError):
+    """The request may be tried again."""
+
+    def __init__(self, message: str = "", *, cause: str = "", retry_after_s: float | None = None) -> None:
+        """`cause` is one word, for counters; `retry_after_s` is None where nobody can say when."""
+        super().__init__(message)
+        self.cause = cause
+        self.retry_after_s = retry_after_s
 
 
-class Overloaded(KvhiveError):
-    """A bounded queue is full."""
+class Unavailable(NotNow):
+    """Nobody can serve it; nothing was lost."""
 
 
-class TimedOut(KvhiveError):
+class Overloaded(NotNow):
+    """A bounded queue is full, or longer than the request can wait."""
+
+
+class TimedOut(NotNow):
     """A stated bound on waiting has passed; the message names it."""
 
 

@@ -85,7 +85,15 @@ class LoadReport:
     waiting_tokens: int = 0
     """Of the queued prefill tokens, those of sequences not yet admitted: cached or not, nobody knows yet."""
     max_running: int = 0
-    """Most sequences in the batch."""
+    """Most sequences in the batch; 0: not known."""
+    queued_low_tokens: int = 0
+    """Of queued_prefill_tokens, those of a priority below 0: what everybody else goes before."""
+    queued_high_tokens: int = 0
+    """Those of a priority above 0, which goes before everybody else."""
+    waiting_low: int = 0
+    """Of the sequences not yet admitted, those of a priority below 0."""
+    waiting_high: int = 0
+    """Those of a priority above 0."""
     blocks_total: int = 0
     blocks_live: int = 0
     """Blocks some request is using."""

@@ -18,7 +18,9 @@ from kvhive.proto.block_chain import chain_hash
 from kvhive.proto.block_hash import root_hash
 from kvhive.proto.config import ClusterConfig
 from kvhive.proto.index_schema import IndexKeys
+from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.router.cluster_view import ClusterView
+from kvhive.router.dispatch_counters import DispatchCollector
 from kvhive.router.dispatcher import Dispatcher, DispatchLimits
 from kvhive.router.doors import Doors, RouterEndpoints
 from kvhive.router.frontend import ModelInfo
@@ -85,16 +87,33 @@ async def run_router(
         stack.push_async_callback(workers.close)
         metrics = RequestMetrics()
         dispatcher = _dispatcher(options, tokenizer, executor, state, workers)
+        metrics.registry.register(
+            DispatchCollector(dispatcher.counters, lambda: dispatcher.in_flight, lambda: dispatcher.held)
+        )
         frontend = MeteredFrontend(dispatcher, metrics, time.monotonic)
         config = options.config.router
-        app = create_app(frontend, metrics.registry, config.max_request_bytes)
-        doors = Doors(config, InferenceService(frontend, view.describe), app)
+        app = create_app(frontend, metrics.registry, config.max_request_bytes, timed_out=metrics.timed_out)
+        doors = Doors(config, InferenceService(frontend, lambda: _described(view, dispatcher)), app)
         supervisor.start(_keep_house(doors, state.registry, workers))
         ready(await doors.open())
         await stop.wait()
         await doors.close(grace_s())
     if supervisor.failure is not None:
         raise RuntimeError("a loop of the router failed") from supervisor.failure
+
+
+def _described(view: ClusterView, dispatcher: Dispatcher) -> pb.GetClusterResponse:
+    """Describe the cluster, and this router."""
+    response, counters = view.describe(), dispatcher.counters
+    response.router.CopyFrom(
+        pb.RouterInfo(
+            first_tokens=counters.first_tokens,
+            first_tokens_in_goal=counters.first_tokens_in_goal,
+            in_flight=dispatcher.in_flight,
+            held=dispatcher.held,
+        )
+    )
+    return response
 
 
 @asynccontextmanager
@@ -150,6 +169,10 @@ def _dispatcher(
         max_concurrent=config.router.max_concurrent_requests,
         max_failovers=config.router.max_failovers,
         queue_timeout_s=config.router.queue_timeout_s,
+        max_predicted_ttft_s=config.router.max_predicted_ttft_s,
+        max_held=config.autoscaling.hold_requests,
+        hold_s=config.autoscaling.hold_s,
+        ttft_goal_s=config.autoscaling.ttft_goal_s,
     )
     preparer = PromptPreparer(tokenizer, root, block_size, executor)
     return Dispatcher(model, (tokenizer, preparer), (state, placer), workers, limits, time.monotonic)

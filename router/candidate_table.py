@@ -58,6 +58,7 @@ class CandidateTable(Sequence[Candidate]):
     block_bytes: Column
     pull_latency_s: Column
     pull_bytes_per_s: Column
+    most_running: Column
 
     @staticmethod
     def of(candidates: Sequence[Candidate]) -> CandidateTable:
@@ -88,11 +89,12 @@ class CandidateTable(Sequence[Candidate]):
                 c.block_bytes,
                 c.pull_latency_s,
                 c.pull_bytes_per_s,
+                c.most_running,
             )
             for c in candidates
         ]
         worker_ids = [candidate.worker_id for candidate in candidates]
-        columns = np.array(rows, np.float64).reshape(len(rows), 22).T
+        columns = np.array(rows, np.float64).reshape(len(rows), 23).T
         return CandidateTable(worker_ids, worker_seeds(worker_ids), *columns)
 
     def where(self, kept: Sequence[bool] | npt.NDArray[np.bool_]) -> CandidateTable:
@@ -139,6 +141,7 @@ class CandidateTable(Sequence[Candidate]):
             block_bytes=int(self.block_bytes[row]),
             pull_latency_s=float(self.pull_latency_s[row]),
             pull_bytes_per_s=float(self.pull_bytes_per_s[row]),
+            most_running=int(self.most_running[row]),
         )
 
     def _columns(self) -> tuple[Column, ...]:
@@ -165,4 +168,5 @@ class CandidateTable(Sequence[Candidate]):
             self.block_bytes,
             self.pull_latency_s,
             self.pull_bytes_per_s,
+            self.most_running,
         )

@@ -7,17 +7,23 @@ prompt and the tokens it already has; noise depends only on seed and position, s
 from __future__ import annotations
 
 import logging
+import math
+import random
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from kvhive.proto.errors import InvalidRequest, Overloaded, Unavailable
-from kvhive.router.frontend import GenerationEvent, ModelInfo, Started, TokenPiece, Usage
+from kvhive.proto.errors import InvalidRequest, NotNow, Overloaded, TimedOut, Unavailable
+from kvhive.router.admission import Admission
+from kvhive.router.dispatch_counters import DispatchCounters
+from kvhive.router.frontend import Delta, GenerationEvent, ModelInfo, Started, TokenPiece, Usage
 from kvhive.router.generation import Choice, Generation
+from kvhive.router.held_requests import RETRY_S, HeldRequests, Waiting
 from kvhive.router.merged_streams import merged
 from kvhive.router.output_text import OutputText
-from kvhive.router.placement import Placement, Placer, PullSource, RoutingState
+from kvhive.router.patience import Patience
+from kvhive.router.placement import NobodyServes, Placement, Placer, PullSource, RoutingState, Terms, TooLate
 from kvhive.router.prewarm import Run, prewarmed
 from kvhive.router.prompt import PromptPreparer
 from kvhive.router.request import (
@@ -27,6 +33,7 @@ from kvhive.router.request import (
     resolve_max_tokens,
     validate_request,
 )
+from kvhive.router.retry_after import retry_after_s
 from kvhive.router.token_piece import token_piece
 from kvhive.router.tokenizer import TextTokenizer
 from kvhive.router.worker_client import WorkerBusy, WorkerClient, WorkerLost
@@ -37,6 +44,9 @@ log = logging.getLogger(__name__)
 MAX_PASSES = 3
 """Full workers that one request tries before it is refused: more would only add to what they refuse."""
 
+DRAINED_SHARE = 0.125
+"""A full queue is worth another try when so much of it is gone."""
+
 
 @dataclass(frozen=True, slots=True)
 class DispatchLimits:
@@ -45,6 +55,11 @@ class DispatchLimits:
     max_concurrent: int
     max_failovers: int
     queue_timeout_s: float
+    max_predicted_ttft_s: float = 0.0
+    max_held: int = 0
+    hold_s: float = 0.0
+    ttft_goal_s: float = math.inf
+    """What first tokens are counted by; it limits nothing."""
 
 
 class Dispatcher:
@@ -65,7 +80,19 @@ class Dispatcher:
         self._workers = workers
         self._limits = limits
         self._clock = clock
-        self._in_flight = 0
+        self._admission = Admission(limits.max_concurrent, clock)
+        self._held = HeldRequests(limits.max_held, limits.hold_s, self.ready)
+        self.counters = DispatchCounters()
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are not over."""
+        return self._admission.in_flight
+
+    @property
+    def held(self) -> int:
+        """Of those, the ones that wait for a worker to serve."""
+        return len(self._held)
 
     def models(self) -> list[ModelInfo]:
         """See Frontend."""
@@ -85,25 +112,35 @@ class Dispatcher:
             GenerateRequest(prompt, model=model), self._model.vocab_size, self._model.max_context
         )
         self._check_model(model)
-        with self._admitted():
+        with self._admission.admitted():
             return await self._preparer.tokenize(prompt)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent, None]:
         """See Frontend."""
-        with self._admitted():
-            generation = await self._prepare(request)
-            async with aclosing(self._run(generation)) as events:
-                async for event in events:
-                    yield event
+        arrived, begun = self._clock(), False
+        try:
+            with self._admission.admitted(request.tenant, request.priority):
+                generation = await self._prepare(request, arrived)
+                async with aclosing(self._run(generation)) as events:
+                    async for event in events:
+                        begun = begun or isinstance(event, Delta)
+                        yield event
+        except NotNow as error:
+            if not begun:
+                self.counters.first_token(math.inf, self._limits.ttft_goal_s)
+            if error.retry_after_s is not None:
+                error.retry_after_s = retry_after_s(error.retry_after_s, random.random())
+            raise
 
     async def prewarm(self, request: GenerateRequest, workers: int) -> list[Usage]:
         """See TokenizingFrontend."""
-        with self._admitted():
+        with self._admission.admitted():
             return await prewarmed(request, workers, self._begin)
 
     async def _begin(self, request: GenerateRequest, avoid: set[str], pull_from: str) -> Run:
-        generation = await self._prepare(request)
+        generation = await self._prepare(request, self._clock())
         generation.avoid |= avoid
+        generation.may_wait = False
         generation.pull_from = self._holder(pull_from, len(generation.prompt.keys))
         return self._run(generation)
 
@@ -115,20 +152,7 @@ class Dispatcher:
                 return PullSource(worker_id, record.address, record.epoch, blocks)
         return None
 
-    @contextmanager
-    def _admitted(self) -> Iterator[None]:
-        """Count a request in flight. Raises Overloaded at the limit."""
-        if self._in_flight >= self._limits.max_concurrent:
-            raise Overloaded(
-                f"{self._in_flight} requests are in flight, the limit is {self._limits.max_concurrent}"
-            )
-        self._in_flight += 1
-        try:
-            yield
-        finally:
-            self._in_flight -= 1
-
-    async def _prepare(self, request: GenerateRequest) -> Generation:
+    async def _prepare(self, request: GenerateRequest, arrived: float) -> Generation:
         model = self._model
         validate_request(request, model.vocab_size, model.max_context)
         self._check_model(request.model)
@@ -136,10 +160,6 @@ class Dispatcher:
         check_prompt_length("prompt", len(prompt.token_ids), model.max_context)
         await self._state.index.prepare(prompt.keys)
         sampling = request.sampling
-        max_tokens = resolve_max_tokens(len(prompt.token_ids), sampling, model.max_context)
-        if sampling.max_tokens is None:  # the caller named no number: what every pool can hold is meant
-            room = self._largest_pool() - len(prompt.token_ids)
-            max_tokens = max(1, sampling.min_tokens, min(max_tokens, room))
         ends = () if sampling.ignore_eos else self._tokenizer.eos_token_ids
         wire_id = f"req-{secrets.token_hex(12)}"
         return Generation(
@@ -147,20 +167,25 @@ class Dispatcher:
             request_id=request.request_id or wire_id,
             wire_id=wire_id,
             prompt=prompt,
-            max_tokens=max_tokens,
+            max_tokens=resolve_max_tokens(len(prompt.token_ids), sampling, model.max_context),
             seed=secrets.randbits(64) if sampling.seed is None else sampling.seed,
             choices=[
                 Choice(i, OutputText(self._tokenizer, sampling.stop, sampling.min_tokens))
                 for i in range(request.n)
             ],
             stop_token_ids=sorted({*ends, *sampling.stop_token_ids}),
+            arrived=arrived,
+            waiting_since=arrived,
         )
 
     async def _run(self, generation: Generation) -> AsyncGenerator[GenerationEvent, None]:
         """Place and stream until it is done, going on elsewhere when a worker is lost or full."""
         try:
-            placement = self._place(generation)
-            yield Started(generation.request_id, placement.worker_id, len(generation.prompt.token_ids))
+            placement = await self._place(generation)
+            prompt_tokens = len(generation.prompt.token_ids)
+            yield Started(
+                generation.request_id, placement.worker_id, prompt_tokens, placement.predicted_ttft_s
+            )
             while True:
                 try:
                     async with aclosing(self._stream(generation, placement)) as events:
@@ -170,36 +195,98 @@ class Dispatcher:
                 except WorkerBusy as error:
                     placement = self._pass_on(generation, placement, error)
                 except WorkerLost as error:
-                    placement = self._move(generation, placement, error)
+                    placement = await self._move(generation, placement, error)
+                except TimedOut as error:
+                    raise self._patience(generation).over(self._clock(), placement.worker_id) from error
         finally:
             self._state.loads.finish(generation.wire_id, self._clock())
 
-    def _place(self, generation: Generation) -> Placement:
-        placement = self._placer.place(
-            generation.wire_id, generation.prompt, generation.max_tokens, generation.avoid
-        )
+    async def _place(self, generation: Generation) -> Placement:
+        """Choose a worker; where there is none, wait for one as long as that is allowed."""
+        hold_s = self._limits.hold_s if generation.may_wait else 0.0
+        hold_until = self._clock() + hold_s
+        while True:
+            try:
+                return self._place_now(generation)
+            except NobodyServes as error:
+                if not hold_s:
+                    error.cause, error.retry_after_s = "no_worker", RETRY_S
+                    raise
+                await self._hold(generation, hold_until)
+
+    def _place_now(self, generation: Generation) -> Placement:
+        request, patience, now = generation.request, self._patience(generation), self._clock()
+        pool = self._largest_pool()
+        if request.sampling.max_tokens is None and generation.untouched and pool:
+            # The caller named no number: what every pool can hold is meant.
+            room = max(1, request.sampling.min_tokens, pool - len(generation.prompt.token_ids))
+            generation.max_tokens = min(generation.max_tokens, room)
+        if patience.left_s(now) <= 0.0:
+            raise patience.over(now, "")
+        # Who has been let in is not refused for what is predicted when its worker was lost.
+        within_s = math.inf if generation.failovers else patience.predicted_within_s(now)
+        terms = Terms(request.priority, within_s)
+        try:
+            placement = self._placer.place(
+                generation.wire_id, generation.prompt, generation.max_tokens, generation.avoid, terms
+            )
+        except TooLate as error:
+            raise Overloaded(
+                f"{error} ({patience.bound(now)})", cause=error.cause, retry_after_s=error.retry_after_s
+            ) from error
         if generation.pull_from is None:
             return placement
         return replace(placement, source=generation.pull_from)
 
+    async def _hold(self, generation: Generation, until: float) -> None:
+        """Wait until somebody serves; those that it had may be tried again then."""
+        request, patience, now = generation.request, self._patience(generation), self._clock()
+        waiting = Waiting(request.tenant, request.priority, generation.arrived, generation.failovers > 0)
+        self.counters.held += 1
+        if not await self._held.wait(waiting, min(until - now, patience.left_s(now))):
+            if patience.left_s(now) <= until - now:
+                raise patience.over(self._clock(), "")
+            raise Unavailable(
+                f"no worker has served for {self._limits.hold_s:g} s, the longest that a request is held",
+                cause="no_worker",
+                retry_after_s=RETRY_S,
+            )
+        generation.avoid.clear()
+
+    def _patience(self, generation: Generation) -> Patience:
+        limits, timeout_s = self._limits, generation.request.timeout_s
+        return Patience(
+            since=generation.waiting_since,
+            queue_timeout_s=limits.queue_timeout_s or math.inf,
+            deadline=math.inf if timeout_s is None else generation.arrived + timeout_s,
+            max_predicted_s=limits.max_predicted_ttft_s or math.inf,
+        )
+
     def _pass_on(self, generation: Generation, placement: Placement, error: WorkerBusy) -> Placement:
         """Try another worker when one's queue is full, which is no fault of its. Raises Overloaded."""
         self._leave(generation, placement)
+        self.counters.passes += 1
         generation.passes += 1
+        full = Overloaded(
+            f"every worker that was tried is full: {error}",
+            cause="queues_full",
+            retry_after_s=placement.predicted_ttft_s * DRAINED_SHARE,
+        )
         if generation.passes > MAX_PASSES:
-            raise Overloaded(str(error)) from error
+            raise full from error
         try:
-            return self._place(generation)
+            return self._place_now(generation)
         except Unavailable:
-            raise Overloaded(str(error)) from error
+            raise full from error
 
-    def _move(self, generation: Generation, placement: Placement, error: WorkerLost) -> Placement:
+    async def _move(self, generation: Generation, placement: Placement, error: WorkerLost) -> Placement:
         """Take a lost worker out and choose the next. Raises Unavailable when the failovers are used up."""
         log.warning(
-            "worker lost request_id=%s worker_id=%s epoch=%d: %s",
+            "worker lost request_id=%s worker_id=%s epoch=%d cause=%s: %s",
             generation.request_id,
             placement.worker_id,
             placement.epoch,
+            error.cause,
             error,
         )
         self._leave(generation, placement)
@@ -207,30 +294,42 @@ class Dispatcher:
         generation.failovers += 1
         if generation.failovers > self._limits.max_failovers:
             raise Unavailable(
-                f"the stream lost {generation.failovers} workers, the limit is {self._limits.max_failovers}"
+                f"the stream lost {generation.failovers} workers, the limit is {self._limits.max_failovers}",
+                cause="failovers",
+                retry_after_s=RETRY_S,
             ) from error
         try:
-            return self._place(generation)
+            moved = await self._place(generation)
         except Unavailable as nobody:
-            raise Unavailable(f"worker {placement.worker_id} was lost and {nobody}") from error
+            raise Unavailable(
+                f"worker {placement.worker_id} was lost and {nobody}",
+                cause=nobody.cause,
+                retry_after_s=nobody.retry_after_s,
+            ) from error
+        self.counters.failovers[error.cause] += 1
+        return moved
 
     def _leave(self, generation: Generation, placement: Placement) -> None:
         self._state.loads.finish(generation.wire_id, self._clock())
         self._state.predicted.forget(placement.worker_id, generation.prompt.keys)
-        generation.moved()
+        generation.moved(self._clock())
         generation.avoid.add(placement.worker_id)
 
     async def _stream(
         self, generation: Generation, placement: Placement
     ) -> AsyncGenerator[GenerationEvent, None]:
         """Stream from one worker to the end. Raises WorkerLost with what arrived kept in the generation."""
-        requests = worker_requests(generation, placement, self._limits.queue_timeout_s)
+        left_s = self._patience(generation).left_s(self._clock())
+        requests = worker_requests(generation, placement, 0.0 if left_s == math.inf else max(left_s, 0.001))
         begun = False
         streams = [self._workers.generate(placement.address, request) for request in requests]
         async with aclosing(merged(streams)) as messages:
             async for index, message in messages:
                 if message.updates and not begun:
                     begun = True
+                    if generation.untouched:
+                        after_s = self._clock() - generation.arrived
+                        self.counters.first_token(after_s, self._limits.ttft_goal_s)
                     self._state.loads.first_token(generation.wire_id, self._clock())
                     self._state.registry.report_success(placement.worker_id, placement.epoch)
                 for event in generation.take(message, placement):
@@ -240,7 +339,7 @@ class Dispatcher:
                 cut = generation.take_cut()
                 if cut:  # by a stop string, of which the worker knows nothing
                     await self._workers.stop_choices(placement.address, requests[index].request_id, cut)
-        raise WorkerLost(f"worker {placement.worker_id} ended the stream too early")
+        raise WorkerLost(f"worker {placement.worker_id} ended the stream too early", "early_end")
 
     def _check_model(self, name: str) -> None:
         if name not in ("", self._model.name):

@@ -50,9 +50,13 @@ class Fleet:
         return self._views[self._rows[worker_id]]
 
     def candidates(
-        self, matches: Mapping[str, int], longer: Iterable[tuple[str, int]], now: float
+        self, matches: Mapping[str, int], longer: Iterable[tuple[str, int]], now: float, priority: int = 0
     ) -> CandidateTable:
-        """Return all workers: with what each holds of a prompt, and for some, what it soon will hold."""
+        """Return all workers: with what each holds of a prompt, and for some, what it soon will hold.
+
+        What waits there at a lower priority than the request's, below 0 or not above it, is left out: the
+        request goes before it.
+        """
         matched, shared = np.zeros((2, len(self._rows)))
         for worker_id, blocks in matches.items():
             if worker_id in self._rows:
@@ -63,7 +67,12 @@ class Fleet:
                 expected[self._rows[worker_id]] = blocks
         recent = self._cold_tokens * np.exp2((self._cold_as_of - now) / COLD_HALF_LIFE_S)
         cold = recent, per_second(recent, now - self._cold_since)
-        columns = *self._load_columns, *cold, *self._speed_columns, *self._static_columns
+        load = self._load_columns
+        if priority >= 0 and self._outranked[min(priority, 1)].any():
+            tokens, waiting = self._outranked[min(priority, 1)]
+            queue, decoding, requests, live = load
+            load = [np.maximum(queue - tokens, 0.0), decoding, np.maximum(requests - waiting, decoding), live]
+        columns = *load, *cold, *self._speed_columns, *self._static_columns
         return CandidateTable(self._worker_ids, self._seeds, matched, expected, shared, *columns)
 
     def _resize(self, views: Sequence[WorkerView]) -> None:
@@ -71,7 +80,8 @@ class Fleet:
         self._rows = {worker_id: row for row, worker_id in enumerate(self._worker_ids)}
         self._seeds = worker_seeds(self._worker_ids)
         self._speed: Column = np.zeros((4, len(views)))
-        self._static: Column = np.zeros((9, len(views)))
+        self._static: Column = np.zeros((10, len(views)))
+        self._outranked: Column = np.zeros((2, 2, len(views)))  # by priority 0 and above, tokens and requests
         self._load: Column = np.zeros((4, len(views)))
         self._speed_columns, self._static_columns = list(self._speed), list(self._static)
         self._load_columns = list(self._load)
@@ -101,6 +111,11 @@ class Fleet:
                 load.block_bytes,
                 load.pull_latency_s,
                 load.pull_bytes_per_s,
+                load.max_running,
+            )
+            self._outranked[:, :, row] = (
+                (load.queued_low_tokens, load.waiting_low),
+                (load.queued_prefill_tokens - load.queued_high_tokens, load.waiting - load.waiting_high),
             )
         return {self._worker_ids[row] for row in new}
 

@@ -48,6 +48,8 @@ class Started:
     request_id: str
     worker_id: str
     prompt_tokens: int
+    predicted_ttft_s: float = 0.0
+    """When the first token was expected then, in seconds from now."""
 
 
 @dataclass(frozen=True, slots=True)

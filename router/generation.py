@@ -43,12 +43,18 @@ class Generation:
     """Ours, never used twice."""
     prompt: PreparedPrompt
     max_tokens: int
+    """Most tokens of each choice: by the request, or as many as the model's context leaves room for."""
     seed: int
     choices: list[Choice]
     stop_token_ids: list[int]
+    arrived: float
+    """When it came, in seconds of the dispatcher's clock."""
+    waiting_since: float
+    """From when on it waits for a token: since it came or, in the middle of its answers, since it moved."""
     cached_tokens: int | None = None
     written_tokens: int = 0
     pulled_tokens: int = 0
+    reachable_tokens: int = 0
     failovers: int = 0
     passes: int = 0
     """Times a worker's queue was full."""
@@ -56,6 +62,8 @@ class Generation:
     """Where its blocks are to come from, whatever the index says; for a copy that was asked for."""
     avoid: set[str] = field(default_factory=set)
     """Workers that were lost or full."""
+    may_wait: bool = True
+    """Whether it may be held until a worker serves."""
     prompt_positions: int = 0
     """Prompt log-probabilities that went out, and of them how many the present worker has repeated."""
     repeated_positions: int = 0
@@ -76,8 +84,10 @@ class Generation:
         """Whether no choice has a token yet, so that all may start again as one."""
         return not any(choice.output.token_ids or choice.ended for choice in self.choices)
 
-    def moved(self) -> None:
+    def moved(self, now: float) -> None:
         """What comes next comes from another worker."""
+        if not self.untouched:
+            self.waiting_since = now
         self.repeated_positions = 0
         for choice in self.choices:
             choice.moved()
@@ -89,6 +99,7 @@ class Generation:
         if self.cached_tokens is None and message.HasField("cached_tokens"):
             self.cached_tokens, self.written_tokens = message.cached_tokens, message.written_tokens
             self.pulled_tokens = message.pulled_tokens
+            self.reachable_tokens = placement.reachable_tokens
         if message.prompt_logprobs:
             yield from self._prompt_logprobs(message.prompt_logprobs)
         for update in message.updates:
@@ -132,7 +143,7 @@ class Generation:
             prompt_tokens=len(self.prompt.token_ids),
             completion_tokens=sum(len(choice.output.token_ids) for choice in self.choices),
             cached_tokens=self.cached_tokens or 0,
-            reachable_tokens=placement.reachable_tokens,
+            reachable_tokens=self.reachable_tokens,
             written_tokens=self.written_tokens,
             worker_id=placement.worker_id,
             route_reason=placement.decision.reason.value,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, suppress
 from typing import Any
@@ -10,7 +11,15 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from kvhive.proto.errors import ComputeError, InvalidRequest, KvhiveError, Overloaded, TimedOut
+from kvhive.proto.errors import (
+    ComputeError,
+    InvalidRequest,
+    KvhiveError,
+    NotNow,
+    Overloaded,
+    TimedOut,
+    Unavailable,
+)
 from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.proto.v1 import inference_pb2_grpc
 from kvhive.router.frontend import (
@@ -39,6 +48,10 @@ REQUEST_TYPES: dict[str, type[Message]] = {
 }
 """The request message of every RPC, by full method name."""
 
+RETRY_AFTER_KEY = "retry-after-ms"
+"""Trailing metadata: in how many milliseconds a refused request should be tried again."""
+
+_STOPPING = Unavailable("the router is stopping, retry", cause="stopping", retry_after_s=1.0)
 _REASONS = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
 
 
@@ -62,15 +75,16 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
         """Stream one generation; a client that goes away cancels it."""
         if self._draining:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the router is stopping, retry")
+            await _abort(context, _STOPPING)
         self._streams += 1
         self._idle.clear()
         try:
-            async with aclosing(self._frontend.generate(_request(request))) as events:
+            asked = _request(request, context.time_remaining())
+            async with aclosing(self._frontend.generate(asked)) as events:
                 async for event in events:
                     yield _response(event)
         except KvhiveError as error:
-            await context.abort(_status(error), str(error))
+            await _abort(context, error)
         finally:
             self._streams -= 1
             if not self._streams:
@@ -83,13 +97,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 token_ids=await self._frontend.tokenize(_prompt(request), request.model)
             )
         except KvhiveError as error:
-            await context.abort(_status(error), str(error))
+            await _abort(context, error)
             raise
 
     async def Prewarm(self, request: pb.PrewarmRequest, context: Any) -> pb.PrewarmResponse:
         """Bring a prompt into some workers' caches."""
         if self._draining:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the router is stopping, retry")
+            await _abort(context, _STOPPING)
         try:
             asked = GenerateRequest(
                 prompt=_prompt(request),
@@ -101,7 +115,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 asked, request.workers if request.HasField("workers") else 1
             )
         except KvhiveError as error:
-            await context.abort(_status(error), str(error))
+            await _abort(context, error)
             raise
         return pb.PrewarmResponse(prompt_tokens=usages[0].prompt_tokens, workers=map(_prewarmed, usages))
 
@@ -119,7 +133,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         )
 
 
-def _request(wire: pb.GenerateRequest) -> GenerateRequest:
+def _request(wire: pb.GenerateRequest, timeout_s: float | None) -> GenerateRequest:
     return GenerateRequest(
         prompt=_prompt(wire),
         sampling=_sampling(wire.sampling),
@@ -129,6 +143,8 @@ def _request(wire: pb.GenerateRequest) -> GenerateRequest:
         request_id=wire.request_id,
         n=wire.n if wire.HasField("n") else 1,
         priority=wire.priority,
+        tenant=wire.tenant,
+        timeout_s=timeout_s,
     )
 
 
@@ -220,6 +236,13 @@ def _usage(usage: Usage) -> pb.Usage:
         accepted_tokens=usage.accepted_tokens,
         pulled_tokens=usage.pulled_tokens,
     )
+
+
+async def _abort(context: Any, error: KvhiveError) -> None:
+    """End the call with the error's status, and say when it may be tried again, where somebody knows."""
+    seconds = error.retry_after_s if isinstance(error, NotNow) else None
+    when = () if seconds is None else ((RETRY_AFTER_KEY, str(math.ceil(seconds * 1000))),)
+    await context.abort(_status(error), str(error), when)
 
 
 def _status(error: KvhiveError) -> grpc.StatusCode:

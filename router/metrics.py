@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from kvhive.proto.errors import KvhiveError
+from kvhive.proto.errors import KvhiveError, NotNow, TimedOut
 from kvhive.router.frontend import (
     Delta,
     Finished,
@@ -21,6 +21,7 @@ from kvhive.router.frontend import (
 from kvhive.router.request import GenerateRequest, Prompt
 from kvhive.router.routing_policy import RouteReason
 
+_RATIO_BUCKETS = (0.1, 0.2, 0.33, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2, 3, 5, 10)
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
@@ -35,13 +36,25 @@ class RequestMetrics:
         self.routed = self._counter(
             "requests_routed", "Finished requests by why their worker was chosen", "reason"
         )
-        self.failovers = self._counter("failovers", "Times a finished stream moved to another worker")
+        self.refused = self._counter(
+            "requests_refused", "Requests that ended in an error that may be retried, by why", "cause"
+        )
+        self.timeouts = self._counter(
+            "timeouts", "Requests that ended because a time was over, by which", "cause"
+        )
         self.tokens = self._counter("tokens", "Tokens of finished requests", "kind")
         self.ttft = Histogram(
             "kvhive_ttft_seconds",
             "Seconds from arrival to the first token",
             ["cache"],
             buckets=_TTFT_BUCKETS,
+            registry=self.registry,
+        )
+
+        self.ttft_ratio = Histogram(
+            "kvhive_ttft_ratio",
+            "Predicted time to the first token over the true one: 1 is right, more is too cautious",
+            buckets=_RATIO_BUCKETS,
             registry=self.registry,
         )
 
@@ -52,7 +65,6 @@ class RequestMetrics:
         """Count a request that ended well, by how its last choice ended. Once, whatever was retried."""
         self.finished.labels(usage.worker_id, reason).inc()
         self.routed.labels(usage.route_reason).inc()
-        self.failovers.inc(usage.failovers)
         self.tokens.labels("prompt").inc(usage.prompt_tokens)
         self.tokens.labels("cached").inc(usage.cached_tokens)
         self.tokens.labels("pulled").inc(usage.pulled_tokens)
@@ -62,6 +74,15 @@ class RequestMetrics:
         if usage.route_reason == RouteReason.REPLICA:
             self.tokens.labels("replicated").inc(max(0, usage.reachable_tokens - usage.cached_tokens))
         self.ttft.labels("hit" if usage.cached_tokens else "miss").observe(ttft_s)
+
+    def timed_out(self, cause: str) -> None:
+        """Count something whose time was over."""
+        self.timeouts.labels(cause).inc()
+
+    def judge(self, predicted_s: float, placed_at: float, now: float) -> None:
+        """Set what was predicted when a request was placed beside what came true."""
+        if predicted_s > 0.0 and now > placed_at:
+            self.ttft_ratio.observe(predicted_s / (now - placed_at))
 
 
 class MeteredFrontend:
@@ -96,18 +117,26 @@ class MeteredFrontend:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent, None]:
         """See Frontend."""
-        arrived, ttft_s = self._clock(), 0.0
+        arrived, ttft_s, predicted = self._clock(), 0.0, (0.0, 0.0)
         try:
             async with aclosing(self._inner.generate(request)) as events:
                 async for event in events:
                     match event:
                         case Started():
                             self._metrics.started.labels(event.worker_id).inc()
-                        case Delta() if event.token_ids:
-                            ttft_s = ttft_s or self._clock() - arrived
+                            predicted = event.predicted_ttft_s, self._clock()
+                        case Delta() if event.token_ids and not ttft_s:
+                            ttft_s = self._clock() - arrived
+                            self._metrics.judge(*predicted, self._clock())
                         case Finished(reason, usage) if usage is not None:
                             self._metrics.count(usage, reason, ttft_s)
                     yield event
         except KvhiveError as error:
             self._metrics.failed.labels(type(error).__name__).inc()
+            if isinstance(error, NotNow):
+                cause = error.cause or "other"
+                if isinstance(error, TimedOut):
+                    self._metrics.timed_out(cause)
+                else:
+                    self._metrics.refused.labels(cause).inc()
             raise

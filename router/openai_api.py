@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from kvhive.proto.errors import InvalidRequest, KvhiveError
 from kvhive.router.frontend import ModelInfo, TokenizingFrontend
-from kvhive.router.http_body import OFF_LOOP_BYTES, parse_object, read_body
+from kvhive.router.http_body import OFF_LOOP_BYTES, BodyTimeout, parse_object, read_body
 from kvhive.router.openai_exchange import CompletionExchange
 from kvhive.router.openai_fields import CACHE_KEY_HEADER, CompletionRequest, with_cache_key
 from kvhive.router.openai_request import parse_chat_completion
@@ -40,9 +40,14 @@ def create_app(
     registry: CollectorRegistry,
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
     now: Callable[[], float] = time.time,
+    timed_out: Callable[[str], None] = lambda cause: None,
 ) -> Starlette:
-    """Return the ASGI application. `now` is the wall clock that answers are dated with, in seconds."""
-    door = _Door(frontend, registry, max_body_bytes, now)
+    """Return the ASGI application.
+
+    `now` is the wall clock that answers are dated with, in seconds; `timed_out` hears, in a word, which time
+    was over where the door itself gave up.
+    """
+    door = _Door(frontend, registry, max_body_bytes, now, timed_out)
     return Starlette(
         routes=[
             Route("/v1/chat/completions", door.chat_completions, methods=["POST"]),
@@ -66,7 +71,9 @@ class _Door:
         registry: CollectorRegistry,
         max_body_bytes: int,
         now: Callable[[], float],
+        timed_out: Callable[[str], None],
     ) -> None:
+        self._timed_out = timed_out
         self._frontend = frontend
         self._registry = registry
         self._max_body_bytes = max_body_bytes
@@ -95,6 +102,8 @@ class _Door:
         except InvalidRequest as error:
             return error_response(error, request_id if error.field != "x-request-id" else "")
         except KvhiveError as error:
+            if isinstance(error, BodyTimeout):
+                self._timed_out("body")
             return error_response(error, request_id)
         except ClientDisconnect:
             return Response(status_code=400)  # nobody is there to read it
@@ -102,7 +111,12 @@ class _Door:
         if model is None:
             return model_not_found(asked.request.model)
         created = int(self._now())
-        return CompletionExchange(self._frontend, asked, lambda known: shape(known, model.name, created))
+        return CompletionExchange(
+            self._frontend,
+            asked,
+            lambda known: shape(known, model.name, created),
+            lambda: self._timed_out("slow_reader"),
+        )
 
     async def list_models(self, request: Request) -> Response:
         """GET /v1/models."""

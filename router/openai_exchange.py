@@ -56,8 +56,11 @@ class CompletionExchange(Response):
         frontend: TokenizingFrontend,
         asked: CompletionRequest,
         shaped: Callable[[str], AnswerShape],
+        gave_up: Callable[[], None] = lambda: None,
     ) -> None:
-        """Prepare; `shaped` makes the answer's shape of the request's id."""
+        """Prepare; `shaped` makes the answer's shape of the request's id, `gave_up` is called when its reader
+        takes nothing for too long."""
+        self._gave_up = gave_up
         self._frontend = frontend
         self._asked = asked
         self._shaped = shaped
@@ -76,6 +79,8 @@ class CompletionExchange(Response):
                 )
                 if done:
                     break
+            else:
+                self._gave_up()
         except asyncio.CancelledError:
             # Only the server cancels this task, after the grace of its shutdown; it expects no more of it.
             await _end(answer)

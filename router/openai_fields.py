@@ -48,8 +48,12 @@ _SHARED = {
     "typical_p",
     "min_tokens",
     "priority",
+    "user",
+    "safety_identifier",
 }
-_IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_retention"}
+_IGNORED = {"metadata", "store", "service_tier", "prompt_cache_retention"}
+SPELLINGS = {"cache_key": "prompt_cache_key", "request_id": "x-request-id", "tenant": "user"}
+"""What fields of the internal request are called in both bodies, where that is something else."""
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 
 
@@ -106,6 +110,7 @@ def generate_request(
         request_id=request_id,
         n=typed(given, "n", int, 1),
         priority=typed(given, "priority", int, 0),
+        tenant=typed(given, "user", str, "") or typed(given, "safety_identifier", str, ""),
     )
 
 

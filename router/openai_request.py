@@ -8,6 +8,7 @@ from typing import Any
 from kvhive.proto.errors import InvalidRequest
 from kvhive.router.http_body import json_type
 from kvhive.router.openai_fields import (
+    SPELLINGS,
     CompletionRequest,
     generate_request,
     given_fields,
@@ -44,8 +45,7 @@ def parse_chat_completion(body: dict[str, Any], request_id: str) -> CompletionRe
 
 
 def _spelling(prompt: int, field: str) -> str:
-    spellings = {"prompt": "messages", "cache_key": "prompt_cache_key", "request_id": "x-request-id"}
-    return spellings.get(field, field)
+    return {"prompt": "messages", **SPELLINGS}.get(field, field)
 
 
 def _messages(given: Mapping[str, Any]) -> tuple[ChatMessage, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 from kvhive.proto.errors import InvalidRequest
 from kvhive.router.http_body import json_type
 from kvhive.router.openai_fields import (
+    SPELLINGS,
     CompletionRequest,
     generate_request,
     given_fields,
@@ -70,7 +71,7 @@ def _spelling(several: bool, prompt: int, field: str) -> str:
     name, bracket, index = field.partition("[")
     if name in ("prompt", "text", "token_ids"):
         return ("prompt" + f"[{prompt}]" * several) + bracket + index
-    return {"cache_key": "prompt_cache_key", "request_id": "x-request-id"}.get(field, field)
+    return SPELLINGS.get(field, field)
 
 
 def _prompts(given: Mapping[str, Any]) -> tuple[list[TextPrompt | TokenPrompt], bool]:

@@ -3,24 +3,42 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kvhive.proto.block_hash import BlockKey
-from kvhive.proto.errors import ConfigError, InvalidRequest, Unavailable
-from kvhive.router.candidate_table import CandidateTable, greatest
+from kvhive.proto.errors import ConfigError, InvalidRequest, Overloaded, Unavailable
+from kvhive.router.candidate_table import CandidateTable, Column, greatest, least
 from kvhive.router.fleet import Fleet
 from kvhive.router.kv_index import KvIndex
 from kvhive.router.load_tracker import LoadTracker
 from kvhive.router.predicted_blocks import PredictedBlocks
+from kvhive.router.predicted_ttft import predicted_ttft_s
 from kvhive.router.prompt import PreparedPrompt
 from kvhive.router.routing_cost import CostTable, compare
-from kvhive.router.routing_policy import Decision, RouteRequest, RoutingPolicy
+from kvhive.router.routing_policy import Decision, RouteReason, RouteRequest, RoutingPolicy
 from kvhive.router.worker_registry import WorkerRegistry
 
 log = logging.getLogger(__name__)
+
+
+class NobodyServes(Unavailable):
+    """There is no worker that the request may go to now."""
+
+
+class TooLate(Overloaded):
+    """The first token would come later, on every worker, than it is waited for."""
+
+    def __init__(self, predicted_s: float, within_s: float) -> None:
+        """Say when it would come, and until when it was waited for, in seconds from now."""
+        super().__init__(
+            f"the first token is expected in {predicted_s:.1f} s or later, the limit is {within_s:.1f} s",
+            cause="predicted_ttft",
+            retry_after_s=predicted_s - within_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +68,20 @@ class Placement:
     """The most prompt tokens that any worker it may go to holds now, in full blocks."""
     source: PullSource | None = None
     """Where it is to pull from; None: nowhere."""
+    predicted_ttft_s: float = 0.0
+    """When its first token is expected, in seconds from when it was placed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a request asks of its place."""
+
+    priority: int = 0
+    within_s: float = math.inf
+    """Its first token is not waited for longer."""
+
+
+ANY = Terms()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +113,19 @@ class Placer:
         self._fleet = Fleet(state.loads)
 
     def place(
-        self, request_id: str, prompt: PreparedPrompt, max_tokens: int, avoid: Collection[str] = ()
+        self,
+        request_id: str,
+        prompt: PreparedPrompt,
+        max_tokens: int,
+        avoid: Collection[str] = (),
+        terms: Terms = ANY,
     ) -> Placement:
         """Choose a worker, avoiding those that just failed this request, and reserve its load.
 
-        Raises Unavailable when no worker serves, InvalidRequest when no pool could ever hold the request.
+        Raises NobodyServes, TooLate when every worker would take longer than the terms say, InvalidRequest
+        when no pool could ever hold the request.
         """
-        placement = self.weigh(prompt, max_tokens, avoid)
+        placement = self.weigh(prompt, max_tokens, avoid, terms)
         worker_id, now = placement.worker_id, self._clock()
         loads, size, tokens = self._state.loads, self._block_size, len(prompt.token_ids)
         pulled = placement.source.blocks if placement.source else 0
@@ -99,20 +137,23 @@ class Placer:
         log.debug("request=%s decision=%s", request_id, placement.decision)
         return placement
 
-    def weigh(self, prompt: PreparedPrompt, max_tokens: int, avoid: Collection[str] = ()) -> Placement:
+    def weigh(
+        self, prompt: PreparedPrompt, max_tokens: int, avoid: Collection[str] = (), terms: Terms = ANY
+    ) -> Placement:
         """Say where a request would go now, and record nothing. Raises as `place` does."""
         now, state, fleet = self._clock(), self._state, self._fleet
         fleet.update(state.registry.routable(now), now)
         # An index nobody has heard of for too long is no advice at all: go by load and home alone.
         fresh = state.index.staleness_s() <= self._stale_after_s
         matches = state.index.match(prompt.keys) if fresh else {}
-        everybody = fleet.candidates(matches, state.predicted.extend(prompt.keys, matches, now), now)
+        soon = state.predicted.extend(prompt.keys, matches, now)
+        everybody = fleet.candidates(matches, soon, now, terms.priority)
         need = len(prompt.token_ids) + max_tokens
         allowed = everybody
         if avoid:
             allowed = everybody.where([worker_id not in avoid for worker_id in everybody.worker_ids])
         if not allowed:
-            raise Unavailable("no worker is serving now, retry")
+            raise NobodyServes("no worker is serving now, retry")
         table = allowed.where(allowed.capacity_tokens >= need)
         if not table:
             raise _never_fits(len(prompt.token_ids), max_tokens, int(greatest(allowed.capacity_tokens)))
@@ -120,14 +161,18 @@ class Placer:
             len(prompt.token_ids), max_tokens, self._block_size, prompt.home_key, prompt.keyed
         )
         self._note_shared(route, table, prompt.keys)
-        decision = self._decide(route, table)
+        costs, decision = self._decide(route, table)
+        ttft_s = predicted_ttft_s(table, costs)
+        row = table.worker_ids.index(decision.worker_id)
+        if ttft_s[row] > terms.within_s:
+            row = _in_time(ttft_s, costs, terms.within_s)
+            decision = replace(decision, worker_id=table.worker_ids[row], reason=RouteReason.LOAD)
         excluded = dict(state.registry.excluded(now))
         if len(table) < len(everybody):
             excluded |= dict.fromkeys(avoid, "it was lost or full with this request")
             small = set(allowed.worker_ids) - set(table.worker_ids)
             excluded |= dict.fromkeys(small, f"its pool cannot hold {need} tokens")
-        row, view = table.worker_ids.index(decision.worker_id), fleet.view(decision.worker_id)
-        source = self._source(route, table, row, decision)
+        view, source = fleet.view(decision.worker_id), self._source(table, row, costs)
         if source is not None:
             decision = replace(decision, pull_from=source.worker_id)
         return Placement(
@@ -139,16 +184,14 @@ class Placer:
             expected_blocks=int(table.expected_blocks[row]),
             reachable_tokens=int(greatest(table.matched_blocks)) * self._block_size,
             source=source,
+            predicted_ttft_s=float(ttft_s[row]),
         )
 
-    def _source(
-        self, route: RouteRequest, table: CandidateTable, row: int, decision: Decision
-    ) -> PullSource | None:
+    def _source(self, table: CandidateTable, row: int, costs: CostTable) -> PullSource | None:
         """Name where the chosen worker is to pull from, whatever the policy that chose it."""
         if greatest(table.matched_blocks) <= table.expected_blocks[row]:
             return None  # the usual case
-        known = decision.costs
-        pulls = (known if isinstance(known, CostTable) else compare(route, table)).pulls
+        pulls = costs.pulls
         if not pulls.blocks[row]:
             return None
         record = self._fleet.view(table.worker_ids[pulls.source]).record
@@ -163,14 +206,24 @@ class Placer:
             blocks = self._state.loads.shared_blocks(table.worker_ids[row], keys)
             table.shared_tokens[row] = blocks * self._block_size
 
-    def _decide(self, route: RouteRequest, table: CandidateTable) -> Decision:
+    def _decide(self, route: RouteRequest, table: CandidateTable) -> tuple[CostTable, Decision]:
         """Ask the policy, and complete its answer where it compared otherwise than in seconds."""
         decision = self._policy.decide(route, table)
         if decision is None:
-            raise Unavailable("the routing policy chose no worker, retry")
+            raise NobodyServes("the routing policy chose no worker, retry")
         if decision.worker_id not in table.worker_ids:
             raise ConfigError(f"router.policy: it chose {decision.worker_id!r}, which is no candidate")
-        return decision if decision.costs else replace(decision, costs=compare(route, table))
+        known = decision.costs
+        costs = known if isinstance(known, CostTable) else compare(route, table)
+        return costs, (decision if known else replace(decision, costs=costs))
+
+
+def _in_time(ttft_s: Column, costs: CostTable, within_s: float) -> int:
+    """Return the cheapest worker of those that are in time. Raises TooLate."""
+    (rows,) = (ttft_s <= within_s).nonzero()
+    if not len(rows):
+        raise TooLate(least(ttft_s), within_s)
+    return int(rows[costs.cost_s[rows].argmin()])
 
 
 def _never_fits(prompt_tokens: int, max_tokens: int, largest: int) -> InvalidRequest:

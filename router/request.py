@@ -11,7 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvhive.proto.errors import InvalidRequest
-from kvhive.proto.limits import MAX_CACHE_NAME_CHARS, MAX_CHOICES, MAX_PRIORITY, MAX_REQUEST_ID_CHARS
+from kvhive.proto.limits import (
+    MAX_CACHE_NAME_CHARS,
+    MAX_CHOICES,
+    MAX_PRIORITY,
+    MAX_REQUEST_ID_CHARS,
+    MAX_TENANT_CHARS,
+)
 from kvhive.router.field_checks import check_chars, check_range, check_text, check_token_ids, spell_text
 from kvhive.router.sampling_params import SamplingParams, check_min_tokens, check_sampling
 
@@ -70,7 +76,11 @@ class GenerateRequest:
     n: int = 1
     """Answers to generate from the one prompt."""
     priority: int = 0
-    """Higher goes first."""
+    """Higher goes first, and is refused later."""
+    tenant: str = ""
+    """Whose share of the cluster it takes, by the caller's own word."""
+    timeout_s: float | None = None
+    """Seconds from now that the caller waits for the whole answer; None: as long as it takes."""
 
 
 def validate_request(request: GenerateRequest, vocab_size: int, max_context: int) -> None:
@@ -81,6 +91,7 @@ def validate_request(request: GenerateRequest, vocab_size: int, max_context: int
     check_text("model", request.model)
     check_chars("cache_salt", request.cache_salt, MAX_CACHE_NAME_CHARS)
     check_chars("cache_key", request.cache_key, MAX_CACHE_NAME_CHARS)
+    check_chars("tenant", request.tenant, MAX_TENANT_CHARS)
     check_request_id("request_id", request.request_id)
     check_range("n", request.n, 1, MAX_CHOICES)
     check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)

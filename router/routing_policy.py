@@ -72,6 +72,8 @@ class Candidate:
     """Uncached prompt tokens sent there lately, decayed."""
     requests: int = 0
     """Requests there, running or waiting."""
+    most_running: int = 0
+    """How many of them can run at once; 0: not known."""
     live_tokens: int = 0
     """Tokens whose blocks requests there use or are about to, which no newcomer can evict."""
     shared_tokens: int = 0

@@ -42,6 +42,12 @@ STOP_TIMEOUT_S = 1.0
 class WorkerLost(KvhiveError):
     """The worker is gone, hung, draining or broken: the request should go on elsewhere."""
 
+    def __init__(self, message: str, cause: str = "connection") -> None:
+        """`cause` is one word: `connection` (it is gone or hung), `stopping` (or draining, or its engine
+        failed), `refused` (it is not who it was), `early_end`."""
+        super().__init__(message)
+        self.cause = cause
+
 
 class WorkerBusy(KvhiveError):
     """The worker's queue is full: another one may have room."""
@@ -90,7 +96,9 @@ class GrpcWorkerClient:
         session = connection.session
         if session is None or session.lost is not None:
             call = connection.stub.Session(metadata=self._metadata)
-            session = connection.session = WorkerSession(call, partial(_translated, address))
+            session = connection.session = WorkerSession(
+                call, partial(_translated, address), lambda text: WorkerLost(f"worker at {address}: {text}")
+            )
         return session.generate(request)
 
     async def stop_choices(self, address: str, request_id: str, choices: Sequence[int]) -> None:
@@ -138,4 +146,5 @@ def _translated(address: str, status: str, details: str) -> KvhiveError:
             return ComputeError(details)
         case "DEADLINE_EXCEEDED":
             return TimedOut(details)
-    return WorkerLost(f"worker at {address}: {status}: {details}")
+    cause = "stopping" if status == "UNAVAILABLE" else "refused"
+    return WorkerLost(f"worker at {address}: {status}: {details}", cause)

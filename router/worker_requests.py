@@ -48,6 +48,8 @@ def _request(
         cache_salt=generation.request.cache_salt,
         queue_timeout_s=queue_timeout_s,
         priority=generation.request.priority,
+        tenant=generation.request.tenant,
+        moved=generation.failovers > 0,
         sampling=worker_pb2.WorkerSampling(
             max_tokens=generation.max_tokens,
             temperature=sampling.temperature,

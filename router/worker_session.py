@@ -42,10 +42,20 @@ class _Inbox:
 class WorkerSession:
     """Open until its stream ends, however that comes about; `lost` then says so. Lives on one event loop."""
 
-    def __init__(self, call: Any, translated: Callable[[str, str], KvhiveError]) -> None:
-        """Begin on a call of grpc.aio; `translated` makes an error of a status' name and details."""
+    def __init__(
+        self,
+        call: Any,
+        translated: Callable[[str, str], KvhiveError],
+        broken: Callable[[str], KvhiveError],
+    ) -> None:
+        """Begin on a call of grpc.aio.
+
+        `translated` makes an error of the status, by name, and the details that one request ended with,
+        `broken` one of what ended the whole session.
+        """
         self._call = call
         self._translated = translated
+        self._broken = broken
         self._inboxes: dict[str, _Inbox] = {}
         self._unsent = worker_pb2.SessionRequest()
         self._wake = asyncio.Event()
@@ -107,7 +117,7 @@ class WorkerSession:
         except asyncio.CancelledError:
             lost = "CANCELLED", "the session was dropped"
         finally:  # whatever it was: nobody waits for news that cannot come
-            self.lost = self._translated("UNAVAILABLE", f"{lost[0]}: {lost[1]}")
+            self.lost = self._broken(f"{lost[0]}: {lost[1]}")
             self._wake.set()
             for inbox in self._inboxes.values():
                 inbox.lost = self.lost

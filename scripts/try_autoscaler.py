@@ -1,9 +1,9 @@
 """`python -m kvhive.scripts.try_autoscaler`: Ray's real autoscaler at work on load that comes and goes.
 
 On this machine, without a GPU or a cloud: nodes are `ray start` on loopback addresses (loopback_nodes.py) and
-claim a GPU each; workers reserve one but compute on the CPU. It prints when what happened, and ends with 1 when
-a request failed, a worker or node did not come or go, or the number of workers changed its direction more than
-once for each step of the load.
+claim a GPU each; workers reserve one but compute on the CPU. It prints when what happened, and ends with 1
+when a request failed, a worker or node did not come or go, or the number of workers changed its direction
+more than once for each step of the load.
 """
 
 from __future__ import annotations

@@ -260,12 +260,17 @@ class Engine:
         scheduler, outcomes = self._scheduler, self.desk.outcomes
         forecast = scheduler.answers.forecast(scheduler.running, self._clock())
         latency_s, bytes_per_s = self.desk.rate.measured()
+        low, high = scheduler.backlog(-1), scheduler.backlog(1)
         self._load = LoadReport(
             queued_prefill_tokens=scheduler.queued_prefill_tokens,
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
             waiting_tokens=scheduler.waiting.tokens,
             max_running=scheduler.limits.batch,
+            queued_low_tokens=low.tokens,
+            queued_high_tokens=high.tokens,
+            waiting_low=low.sequences,
+            waiting_high=high.sequences,
             blocks_total=usage.total,
             blocks_live=usage.live,
             blocks_cached=usage.cached,

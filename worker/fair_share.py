@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from kvhive.proto.admission import Held
+
 PROMPT_TOKEN_COST = 1
 OUTPUT_TOKEN_COST = 2
 """An output token takes a row of a step of its own, and reads the whole context for it; the paper's ratio."""
@@ -32,6 +34,13 @@ class FairShare:
         self._active: dict[str, _Active] = {}
         self._idle: OrderedDict[str, int] = OrderedDict()
         self._last_active = 0
+        self._sequences = 0
+
+    def held_by(self, tenant: str) -> Held:
+        """Say how many sequences a tenant has, of how many, and how many tenants share them."""
+        own = self._active.get(tenant)
+        places = own.sequences if own else 0
+        return Held(places, len(self._active) + (own is None), self._sequences)
 
     def served(self, tenant: str) -> int:
         """Return the counter of a tenant with sequences, waiting or running."""
@@ -43,11 +52,13 @@ class FairShare:
             least = min((active.served for active in self._active.values()), default=self._last_active)
             self._active[tenant] = _Active(max(least, self._idle.pop(tenant, 0)))
         self._active[tenant].sequences += 1
+        self._sequences += 1
 
     def leave(self, tenant: str) -> None:
         """A sequence of the tenant has ended."""
         active = self._active[tenant]
         active.sequences -= 1
+        self._sequences -= 1
         if active.sequences:
             return
         del self._active[tenant]

@@ -55,6 +55,7 @@ def to_sequences(request: worker_pb2.WorkerGenerateRequest, shape: ModelShape) -
                 sampling=_sampling(wire, choice, with_prompt=parent is None),
                 priority=request.priority,
                 tenant=request.tenant,
+                moved=request.moved,
                 after=parent,
                 pins=() if parent else pins,
                 source=None if parent else source,

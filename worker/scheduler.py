@@ -20,6 +20,7 @@ from collections.abc import Sequence as ReadOnly
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from kvhive.proto.admission import most_places
 from kvhive.proto.errors import InvalidRequest, Overloaded
 from kvhive.worker.answer_lengths import AnswerLengths
 from kvhive.worker.fair_share import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST, FairShare
@@ -27,7 +28,7 @@ from kvhive.worker.kv_cache_manager import KvCacheManager
 from kvhive.worker.model_runner import ChunkResult, TokenLogprobs
 from kvhive.worker.sequence import FinishReason, Sequence, SequenceState
 from kvhive.worker.step_plan import Scheduled
-from kvhive.worker.waiting_queue import Ranking, WaitingQueue, clamped_priority
+from kvhive.worker.waiting_queue import Backlog, Ranking, WaitingQueue, clamped_priority
 
 DraftsFor: TypeAlias = Callable[[Sequence], int]
 """How many drafts to try for a sequence that decodes; room and budget may allow fewer."""
@@ -73,14 +74,10 @@ class Scheduler:
         self._kept_out: set[str] = set()  # waiting for pins to end
         self.cramped = False
         """Whether somebody could not be admitted in the last step for want of blocks."""
-        self._tickets = 0
-        self.preemptions = 0
-        self.prefix_queries = 0
-        self.prefix_hits = 0
+        self._tickets = self.preemptions = 0
+        self.prefix_queries = self.prefix_hits = self.pulled_tokens = 0
         self.admitted = self.prefill_pairs = 0
-        self.pulled_tokens = 0
-        self.drafted = 0
-        self.accepted = 0
+        self.drafted = self.accepted = 0
 
     @property
     def idle(self) -> bool:
@@ -102,20 +99,24 @@ class Scheduler:
         """Tokens of waiting and prefilling sequences whose KV is still to be computed."""
         return self.waiting.tokens + sum(seq.remaining for seq in self._prefilling)
 
+    def backlog(self, sign: int) -> Backlog:
+        """Return what waits, and what prefills lack, of the priorities above 0 (`sign` 1) or below (-1)."""
+        return self.waiting.backlog(sign, self._prefilling)
+
     def add(self, seq: Sequence) -> None:
-        """Queue a sequence. Raises InvalidRequest if it can never fit, Overloaded if the queue is full."""
-        capacity = len(self.manager.pool.blocks) * self.manager.block_size
+        """Queue a sequence. Raises InvalidRequest if it can never fit, Overloaded if there is no place."""
+        capacity, prompt = len(self.manager.pool.blocks) * self.manager.block_size, len(seq.tokens)
         if seq.max_total > capacity:
             raise InvalidRequest(
                 "max_tokens",
-                f"prompt ({len(seq.tokens)} tokens) and max_tokens ({seq.max_total - len(seq.tokens)}) need "
-                f"{seq.max_total} tokens of KV, the worker's pool holds {capacity}",
+                f"prompt ({prompt} tokens) and max_tokens ({seq.max_total - prompt}) need {seq.max_total} "
+                f"tokens of KV, the worker's pool holds {capacity}",
             )
-        free_slots = max(0, self.limits.batch - len(self.running))  # those are admitted at once
-        if len(self.waiting) >= self.limits.max_waiting + free_slots:
-            raise Overloaded(
-                f"{len(self.waiting)} requests are waiting, the limit is {self.limits.max_waiting}"
-            )
+        waiting, limit = len(self.waiting), self.limits.max_waiting
+        most = most_places(limit, seq.priority, self._shares.held_by(seq.tenant))
+        most += max(0, self.limits.batch - len(self.running))  # those are admitted at once
+        if waiting >= most and not seq.returns:  # its reader was promised the rest
+            raise Overloaded(f"{waiting} requests are waiting, the limit is {limit}")
         seq.waiting_since = self.manager.clock()
         seq.ticket = self._tickets = self._tickets + 1
         self._shares.enter(seq.tenant)

@@ -100,6 +100,8 @@ class Sequence:
     """Higher goes first; ages upward while waiting."""
     tenant: str = ""
     """Whose share of the budget it takes."""
+    moved: bool = False
+    """Whether another worker had it before, which was lost."""
     after: Sequence | None = None
     """For choices 1..n-1 of a request: the sequence whose prompt they share, and wait for."""
     pins: tuple[Pin, ...] = ()
@@ -154,6 +156,11 @@ class Sequence:
         """Whether log-probabilities of its prompt are still to be reported. Until then it takes no hits."""
         asked = self.sampling.prompt_logprobs is not None
         return asked and self.prompt_scored < self.prompt_tokens - 1
+
+    @property
+    def returns(self) -> bool:
+        """Whether it ran before, here or elsewhere: somebody may be in the middle of its answer."""
+        return self.moved or self.preemptions > 0
 
     @property
     def remaining(self) -> int:

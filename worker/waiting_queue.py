@@ -3,9 +3,9 @@
 Sequences of one priority form a line. Its effective priority is the priority plus the age of its oldest
 sequence over AGING_S, counted until its prompt is computed, and the line with the highest one is served: so
 a line waits at most AGING_S per level longer than what is above it, and nothing starves. Within a line,
-first whoever was preempted (it has an answer half given), then the tenant that was served least
-(fair_share.py), and of that tenant the first to come. Aging ranks lines, not requests: were it to rank
-requests, a tenant that queues fifty of them at once would soon be ahead of every newcomer.
+first whoever has an answer half given (it was preempted, or its worker was lost), then the tenant that was
+served least (fair_share.py), and of that tenant the first to come. Aging ranks lines, not requests: were it
+to rank requests, a tenant that queues fifty of them at once would soon be ahead of every newcomer.
 
 Choices that share another sequence's prompt are held back until that prompt is computed. A sequence whose
 prompt is on its way from another worker is parked until that has ended.
@@ -14,7 +14,8 @@ prompt is on its way from another worker is parked until that has ended.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from kvhive.proto.limits import MAX_PRIORITY
 from kvhive.worker.fair_share import FairShare
@@ -47,7 +48,15 @@ class Ranking:
     def of(self, seq: Sequence) -> tuple[tuple[float, int], bool, int, int]:
         """Return a sequence's rank; the smallest goes first."""
         line = self._lines[clamped_priority(seq)]
-        return line, seq.preemptions == 0, self._shares.served(seq.tenant), seq.ticket
+        return line, not seq.returns, self._shares.served(seq.tenant), seq.ticket
+
+
+@dataclass(slots=True)
+class Backlog:
+    """Some of the waiting sequences, and what is to be computed for them."""
+
+    sequences: int = 0
+    tokens: int = 0
 
 
 class _Line:
@@ -58,13 +67,13 @@ class _Line:
         self.tenants: dict[str, OrderedDict[str, Sequence]] = {}
 
     def heads(self) -> Iterator[Sequence]:
-        """Yield the first of every tenant, and all preempted ones."""
+        """Yield the first of every tenant, and all that return."""
         yield from self.resumed.values()
         yield from (next(iter(queue.values())) for queue in self.tenants.values())
 
 
 class WaitingQueue:
-    """The sequences that are not running. `oldest` and `first` are O(tenants + preempted), the rest O(1)."""
+    """The sequences that are not running. `oldest` and `first` are O(tenants + returning), the rest O(1)."""
 
     def __init__(self) -> None:
         self._lines: dict[int, _Line] = {}
@@ -73,6 +82,8 @@ class WaitingQueue:
         self._parked: set[str] = set()
         self.tokens = 0
         """Tokens of all members; one for a held choice, which will find the rest in the cache."""
+        self.low, self.high = Backlog(), Backlog()
+        """Of the members, those of a priority below 0, and those of one above 0."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -88,13 +99,19 @@ class WaitingQueue:
         """Whether nobody here could run now: all are parked, or wait for somebody who is."""
         return not self._lines
 
+    def backlog(self, sign: int, prefilling: Iterable[Sequence]) -> Backlog:
+        """Return what waits, and what some running sequences lack, of the priorities of this sign."""
+        waiting = self.high if sign > 0 else self.low
+        lacking = sum(seq.remaining for seq in prefilling if seq.priority * sign > 0)
+        return Backlog(waiting.sequences, waiting.tokens + lacking)
+
     def append(self, seq: Sequence) -> None:
         """Queue a newcomer."""
         self._enter(seq)
         self._queue_of(seq)[seq.request_id] = seq
 
     def put_back(self, seq: Sequence) -> None:
-        """Queue a sequence before all others of its tenant, or of the preempted ones if it is one."""
+        """Queue a sequence before all others of its tenant, or of those that return if it is one."""
         self._enter(seq)
         queue = self._queue_of(seq)
         queue[seq.request_id] = seq
@@ -170,18 +187,26 @@ class WaitingQueue:
 
     def _enter(self, seq: Sequence) -> None:
         self._members[seq.request_id] = seq
-        self.tokens += self._weight(seq)
+        self._count(seq, 1)
 
     def _leave(self, seq: Sequence) -> None:
         del self._members[seq.request_id]
-        self.tokens -= self._weight(seq)
+        self._count(seq, -1)
+
+    def _count(self, seq: Sequence, sign: int) -> None:
+        tokens = sign * self._weight(seq)
+        self.tokens += tokens
+        if seq.priority:
+            backlog = self.high if seq.priority > 0 else self.low
+            backlog.sequences += sign
+            backlog.tokens += tokens
 
     def _weight(self, seq: Sequence) -> int:
         return max(1, len(seq.tokens) - seq.incoming_tokens) if seq.after is None else 1
 
     def _queue_of(self, seq: Sequence) -> OrderedDict[str, Sequence]:
         line = self._lines.setdefault(clamped_priority(seq), _Line())
-        return line.resumed if seq.preemptions else line.tenants.setdefault(seq.tenant, OrderedDict())
+        return line.resumed if seq.returns else line.tenants.setdefault(seq.tenant, OrderedDict())
 
     def _find(self, line: _Line, seq: Sequence) -> OrderedDict[str, Sequence] | None:
         for queue in (line.resumed, line.tenants.get(seq.tenant)):

@@ -69,7 +69,9 @@ class InferenceServicer:
     def Generate(self, request, context):
         """Generates one completion. The stream is Started, any number of Delta, then Finished.
         Errors: INVALID_ARGUMENT (names the field, the limit and the value), UNAVAILABLE (retry),
-        RESOURCE_EXHAUSTED (a bounded queue is full), DEADLINE_EXCEEDED, CANCELLED.
+        RESOURCE_EXHAUSTED (a bounded queue is full, or too long for the call's deadline), DEADLINE_EXCEEDED,
+        CANCELLED. The first two that may be retried say when, in milliseconds, in the trailing metadata
+        `retry-after-ms`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

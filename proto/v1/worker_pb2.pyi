@@ -155,7 +155,7 @@ class HotChain(_message.Message):
     def __init__(self, chain: _Optional[_Union[Chain, _Mapping]] = ..., new_blocks: _Optional[int] = ..., new_uses: _Optional[int] = ..., idle_s: _Optional[float] = ...) -> None: ...
 
 class WorkerGenerateRequest(_message.Message):
-    __slots__ = ("worker_id", "request_id", "token_ids", "resumed_tokens", "sampling", "cache_salt", "queue_timeout_s", "n", "first_choice", "priority", "tenant", "pins", "source")
+    __slots__ = ("worker_id", "request_id", "token_ids", "resumed_tokens", "sampling", "cache_salt", "queue_timeout_s", "n", "first_choice", "priority", "tenant", "pins", "source", "moved")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -169,6 +169,7 @@ class WorkerGenerateRequest(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     PINS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     request_id: str
     token_ids: bytes
@@ -182,7 +183,8 @@ class WorkerGenerateRequest(_message.Message):
     tenant: str
     pins: _containers.RepeatedCompositeFieldContainer[WorkerPin]
     source: BlockSource
-    def __init__(self, worker_id: _Optional[str] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., resumed_tokens: _Optional[int] = ..., sampling: _Optional[_Union[WorkerSampling, _Mapping]] = ..., cache_salt: _Optional[str] = ..., queue_timeout_s: _Optional[float] = ..., n: _Optional[int] = ..., first_choice: _Optional[int] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., pins: _Optional[_Iterable[_Union[WorkerPin, _Mapping]]] = ..., source: _Optional[_Union[BlockSource, _Mapping]] = ...) -> None: ...
+    moved: bool
+    def __init__(self, worker_id: _Optional[str] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., resumed_tokens: _Optional[int] = ..., sampling: _Optional[_Union[WorkerSampling, _Mapping]] = ..., cache_salt: _Optional[str] = ..., queue_timeout_s: _Optional[float] = ..., n: _Optional[int] = ..., first_choice: _Optional[int] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., pins: _Optional[_Iterable[_Union[WorkerPin, _Mapping]]] = ..., source: _Optional[_Union[BlockSource, _Mapping]] = ..., moved: _Optional[bool] = ...) -> None: ...
 
 class WorkerPin(_message.Message):
     __slots__ = ("tokens", "ttl_s")

@@ -118,7 +118,7 @@ async def test_closing_a_stream_before_its_first_token_leaves_nothing(
             events = rig.dispatcher.generate(GenerateRequest(TokenPrompt((1, 2, 3))))
             await anext(events)
             await events.aclose()
-        assert not rig.state.loads._reservations and rig.dispatcher._in_flight == 0
+        assert not rig.state.loads._reservations and rig.dispatcher.in_flight == 0
 
 
 async def test_two_requests_may_bear_the_same_id(redis_server: EmbeddedRedis, demo_gguf: Path) -> None:
@@ -247,7 +247,7 @@ async def test_closing_a_stream_frees_everything_at_once(
 async def test_one_request_too_many_is_refused(redis_server: EmbeddedRedis, demo_gguf: Path) -> None:
     async with running_router(redis_server.url, demo_gguf, max_concurrent=2, step_s=0.01) as rig:
         streams = [asyncio.create_task(rig.ask([i], 300)) for i in range(2)]
-        await eventually(lambda: rig.dispatcher._in_flight == 2)
+        await eventually(lambda: rig.dispatcher.in_flight == 2)
         with pytest.raises(Overloaded, match="2 requests are in flight, the limit is 2"):
             await rig.ask([9])
         await asyncio.gather(*streams)

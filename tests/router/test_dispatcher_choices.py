@@ -193,4 +193,4 @@ async def test_closing_a_request_of_many_choices_frees_everything(
             stream.cancel()
             await asyncio.gather(stream, return_exceptions=True)
             await rig.idle()
-        assert not rig.state.loads._reservations and rig.dispatcher._in_flight == 0
+        assert not rig.state.loads._reservations and rig.dispatcher.in_flight == 0

@@ -6,9 +6,10 @@ from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
-from scripted_frontend import USAGE, ScriptedFrontend
+from scripted_frontend import REFUSALS, USAGE, ScriptedFrontend
 
-from kvhive.proto.errors import InvalidRequest, Overloaded, Unavailable
+from kvhive.proto.errors import InvalidRequest, NotNow, Overloaded, TimedOut, Unavailable
+from kvhive.router.dispatch_counters import DispatchCollector, DispatchCounters
 from kvhive.router.frontend import GenerationEvent
 from kvhive.router.metrics import MeteredFrontend, RequestMetrics
 from kvhive.router.request import GenerateRequest, TextPrompt
@@ -64,7 +65,6 @@ async def test_a_request_that_ends_well_is_counted_once(frontend: ScriptedFronte
         "kvhive_requests_started_total,worker=w1": 1,
         "kvhive_requests_finished_total,reason=stop,worker=w2": 1,
         "kvhive_requests_routed_total,reason=prefix": 1,
-        "kvhive_failovers_total": USAGE.failovers,
         "kvhive_tokens_total,kind=prompt": USAGE.prompt_tokens,
         "kvhive_tokens_total,kind=cached": USAGE.cached_tokens,
         "kvhive_tokens_total,kind=completion": USAGE.completion_tokens,
@@ -88,7 +88,8 @@ async def test_errors_are_counted_by_name_and_passed_on(
         await metered.run(text)
     counts = metered.counts()
     assert counts.pop("kvhive_requests_started_total,worker=w1", 0) == started
-    assert counts == {f"kvhive_requests_failed_total,error={error.__name__}": 1}
+    retryable = {"kvhive_requests_refused_total,cause=other": 1} if error is not InvalidRequest else {}
+    assert counts == {f"kvhive_requests_failed_total,error={error.__name__}": 1} | retryable
 
 
 async def test_a_generation_that_is_closed_is_neither_finished_nor_failed(
@@ -107,3 +108,53 @@ async def test_all_else_is_passed_through(frontend: ScriptedFrontend, metered: M
     frontend.is_ready = False
     assert metered.frontend.ready() is False
     assert await metered.frontend.tokenize(TextPrompt("say abc"), "demo") == [3]
+
+
+@pytest.mark.parametrize(
+    ("error", "sample"),
+    [
+        (Overloaded("full", cause="queues_full"), "kvhive_requests_refused_total,cause=queues_full"),
+        (Unavailable("none", cause="no_worker"), "kvhive_requests_refused_total,cause=no_worker"),
+        (TimedOut("late", cause="deadline"), "kvhive_timeouts_total,cause=deadline"),
+    ],
+)
+async def test_refusals_and_timeouts_are_counted_by_cause(
+    metered: Metered, monkeypatch: pytest.MonkeyPatch, error: NotNow, sample: str
+) -> None:
+    monkeypatch.setitem(REFUSALS, "busy", error)
+    with pytest.raises(type(error)):
+        await metered.run("refuse busy")
+    assert metered.counts()[sample] == 1
+
+
+async def test_what_was_predicted_is_set_beside_what_came_true(
+    frontend: ScriptedFrontend, metered: Metered
+) -> None:
+    """Predicted when it was placed, true when the first token came: twice as late is a ratio of one half."""
+    frontend.predicted_ttft_s = 0.5
+    await metered.run("say a b", seconds_each=1.0)
+    counts = metered.counts()
+    assert counts["kvhive_ttft_ratio_count"] == 1
+    assert counts["kvhive_ttft_ratio_sum"] == pytest.approx(0.5)
+    frontend.predicted_ttft_s = 0.0
+    await metered.run("say a b", seconds_each=1.0)
+    assert metered.counts()["kvhive_ttft_ratio_count"] == 1, "without a prediction there is nothing to judge"
+
+
+def test_what_the_dispatcher_counts_is_read_when_it_is_asked_for(metered: Metered) -> None:
+    counters, now = DispatchCounters(), {"in_flight": 3, "held": 2}
+    collector = DispatchCollector(counters, lambda: now["in_flight"], lambda: now["held"])
+    metered.metrics.registry.register(collector)
+    counters.failovers["connection"] += 2
+    counters.failovers["stopping"] += 1
+    counters.passes, counters.held = 4, 5
+    assert metered.counts() == {
+        "kvhive_failovers_total,cause=connection": 2,
+        "kvhive_failovers_total,cause=stopping": 1,
+        "kvhive_requests_passed_on_total": 4,
+        "kvhive_requests_held_total": 5,
+        "kvhive_requests_in_flight": 3,
+        "kvhive_requests_waiting_for_worker": 2,
+    }
+    now["held"] = 0
+    assert "kvhive_requests_waiting_for_worker" not in metered.counts()

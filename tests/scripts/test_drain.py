@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import pytest
-from transfer_rig import TRANSFER, at_rest, prompt_of
+from transfer_rig import TRANSFER, at_rest, prompt_of, until
 from worker_records import record
 from worker_rig import METADATA, TOKEN, WorkerRig, running_worker
 
@@ -113,12 +113,10 @@ async def test_a_draining_worker_takes_nothing_new_and_what_runs_goes_on() -> No
         running = asyncio.create_task(
             three.victim.generate(three.victim.request("runs", prompt_of(1, 8), 60))
         )
-        while not three.victim.service.open_streams:
-            await asyncio.sleep(0.01)
+        await until(lambda: three.victim.service.open_streams > 0)
         progress = DrainProgress(DrainOrder("w1", 20.0))
         draining = asyncio.create_task(drain(progress.order, three.means, progress))
-        while three.victim.service.state is not WorkerState.DRAINING:
-            await asyncio.sleep(0.01)
+        await until(lambda: three.victim.service.state is WorkerState.DRAINING)
         with pytest.raises(Exception, match="is draining"):
             await three.victim.generate(three.victim.request("new", prompt_of(2, 8)))
         assert not three.stopped

@@ -1,4 +1,4 @@
-"""Who inherits what: chains that begin alike stay together as far as that pays, and nobody gets more than fits."""
+"""Who inherits what: what begins alike stays together as far as that pays, and nobody gets too much."""
 
 from __future__ import annotations
 

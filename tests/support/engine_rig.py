@@ -81,6 +81,7 @@ class Rig:
         priority: int = 0,
         tenant: str = "",
         after: Sequence | None = None,
+        moved: bool = False,
         pins: Iterable[tuple[int, float]] = (),
         **sampling: object,
     ) -> Sequence:
@@ -95,6 +96,7 @@ class Rig:
             priority=priority,
             tenant=tenant,
             after=after,
+            moved=moved,
             pins=tuple(Pin(*pin) for pin in pins),
         )
         self.sequences[request_id] = seq

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from frail_workers import FrailWorkers
 from redis_fixtures import connect, eventually
 from worker_rig import TOKEN, WorkerRig, running_worker
 
@@ -32,6 +33,7 @@ from kvhive.router.tokenizer import TextTokenizer
 from kvhive.router.worker_client import GrpcWorkerClient
 from kvhive.router.worker_registry import ModelSpec, WorkerRegistry
 from kvhive.worker.kv_event_publisher import KvEventPublisher
+from kvhive.worker.model_runner import ModelRunner
 
 IDENTITY = b"simulated model"
 BLOCK = 4
@@ -67,6 +69,7 @@ class RouterRig:
     registry: WorkerRegistry
     mirror: KvIndexMirror
     state: RoutingState
+    frail: FrailWorkers
 
     async def ask(self, tokens: list[int], max_tokens: int = 4, **fields: object) -> Answer:
         sampling = fields.pop("sampling", SamplingParams(max_tokens=max_tokens, ignore_eos=True))
@@ -133,8 +136,16 @@ async def running_router(
     max_drafts: int = 0,
     vocab_size: int = VOCABULARY,
     transfer: TransferConfig | None = None,
+    cooldown_s: float = 0.5,
+    real: Callable[[], ModelRunner] | None = None,
+    limits: Mapping[str, float] | None = None,
 ) -> AsyncIterator[RouterRig]:
-    """Start workers and a router; leaves when all workers are routable."""
+    """Start workers and a router; leaves when all workers are routable.
+
+    `real` makes a runner for each worker that computes, of a small vocabulary and context; `limits` are
+    fields of DispatchLimits.
+    """
+    context = CONTEXT
     root, keys = root_hash(IDENTITY), IndexKeys("test")
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(connect(redis_url))
@@ -142,6 +153,9 @@ async def running_router(
         workers: dict[str, WorkerRig] = {}
         publishers: dict[str, KvEventPublisher] = {}
         for number in range(1, count + 1):
+            runner = real() if real else None
+            if runner is not None:
+                vocab_size, context = runner.shape.vocab_size, runner.shape.max_context
             worker = await stack.enter_async_context(
                 running_worker(
                     f"w{number}",
@@ -154,12 +168,13 @@ async def running_router(
                     vocab_size,
                     transfer,
                     epoch=lambda number=number: publishers[f"w{number}"].epoch,  # type: ignore[misc]
+                    real=runner,
                 )
             )
             workers[worker.worker_id] = worker
             publishers[worker.worker_id] = await _publish(stack, redis_url, keys, worker)
         spec = ModelSpec(IDENTITY.hex(), BLOCK)
-        registry = WorkerRegistry(client, keys, spec, lease_s=2.0, cooldown_s=0.5, poll_s=0.05)
+        registry = WorkerRegistry(client, keys, spec, lease_s=2.0, cooldown_s=cooldown_s, poll_s=0.05)
         mirror = KvIndexMirror()
         reader = KvIndexReader(client, keys, registry, mirror)
         predicted = PredictedBlocks(ttl_s=30.0)
@@ -171,16 +186,17 @@ async def running_router(
         tokenizer = TextTokenizer.load(demo_gguf)
         worker_client = GrpcWorkerClient(TOKEN)
         stack.push_async_callback(worker_client.close)
+        frail = FrailWorkers(worker_client)
         dispatcher = Dispatcher(
-            ModelInfo("demo", CONTEXT, vocab_size),
+            ModelInfo("demo", context, vocab_size),
             (tokenizer, PromptPreparer(tokenizer, root, BLOCK, executor)),
             (state, Placer(state, KvAwarePolicy(), BLOCK, 5.0, time.monotonic)),
-            worker_client,
-            DispatchLimits(max_concurrent, max_failovers, queue_timeout_s=10.0),
+            frail,
+            DispatchLimits(max_concurrent, max_failovers, **{"queue_timeout_s": 10.0, **(limits or {})}),  # type: ignore[arg-type]
             time.monotonic,
         )
         await eventually(lambda: len(registry.routable(time.monotonic())) == count)
-        yield RouterRig(dispatcher, workers, publishers, registry, mirror, state)
+        yield RouterRig(dispatcher, workers, publishers, registry, mirror, state, frail)
 
 
 async def _publish(

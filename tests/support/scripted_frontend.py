@@ -12,6 +12,8 @@ from kvhive.router.request import ChatPrompt, GenerateRequest, Prompt, TextPromp
 
 REFUSALS = {
     "busy": Overloaded("full"),
+    "soon": Overloaded("full", cause="queues_full", retry_after_s=0.125),
+    "later": Overloaded("full", cause="predicted_ttft", retry_after_s=7.25),
     "down": Unavailable("none"),
     "late": TimedOut("no first token within 1 s"),
     "broken": ComputeError("non-finite logits"),
@@ -47,6 +49,7 @@ class ScriptedFrontend:
         self.requests: list[GenerateRequest] = []
         self.active = 0
         self.is_ready = True
+        self.predicted_ttft_s = 0.0
 
     def models(self) -> list[ModelInfo]:
         return [ModelInfo("demo", 8192, 1000, "ab12", 77)]
@@ -79,7 +82,7 @@ class ScriptedFrontend:
                 raise REFUSALS[words[0]]
             if verb == "bug":
                 raise ZeroDivisionError
-            yield Started(request.request_id or "made-up", "w1", 5)
+            yield Started(request.request_id or "made-up", "w1", 5, self.predicted_ttft_s)
             for word in words:
                 yield Delta(word, (1,))
                 yield Delta("", (2,))

@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from worker_records import KEYS, LEASE_S, SPEC, Clock, record, register
 
 from kvhive.proto.block_hash import root_hash
+from kvhive.proto.index_schema import LoadReport
 from kvhive.proto.v1 import worker_pb2
 from kvhive.router.dispatcher import Dispatcher, DispatchLimits
 from kvhive.router.frontend import Finished, ModelInfo
@@ -37,12 +38,14 @@ class ScriptedWorkers:
     calls: Counter[str] = field(default_factory=Counter)
     open: asyncio.Event = field(default_factory=asyncio.Event)
     """Cleared, every answer waits."""
+    requests: list[worker_pb2.WorkerGenerateRequest] = field(default_factory=list)
 
     async def generate(
         self, address: str, request: worker_pb2.WorkerGenerateRequest
     ) -> AsyncGenerator[worker_pb2.WorkerGenerateResponse, None]:
         """See WorkerClient."""
         self.calls[request.worker_id] += 1
+        self.requests.append(request)
         await self.open.wait()
         if request.worker_id in self.errors:
             raise self.errors[request.worker_id]
@@ -64,10 +67,17 @@ class ScriptedCluster:
     mirror: KvIndexMirror
     clock: Clock
     preparer: PromptPreparer
+    redis: Redis
 
-    async def ask(self, tokens: Sequence[int]) -> str:
+    async def join(self, worker_id: str, load: LoadReport = IDLE, epoch: int = 1) -> None:
+        """Register a worker, or report another load of one, and let the router hear of it."""
+        await register(self.redis, record(worker_id, epoch, load=load))
+        await self.state.registry.poll()
+
+    async def ask(self, tokens: Sequence[int], **fields: object) -> str:
         """Run a request of one token and return who answered."""
-        request = GenerateRequest(TokenPrompt(tuple(tokens)), SamplingParams(max_tokens=1, ignore_eos=True))
+        sampling = SamplingParams(max_tokens=1, ignore_eos=True)
+        request = GenerateRequest(TokenPrompt(tuple(tokens)), sampling, **fields)  # type: ignore[arg-type]
         async with aclosing(self.dispatcher.generate(request)) as events:
             async for event in events:
                 if isinstance(event, Finished) and event.usage is not None:
@@ -85,9 +95,9 @@ class ScriptedCluster:
 
 
 async def scripted_cluster(
-    redis: Redis, tokenizer: TextTokenizer, executor: ThreadPoolExecutor, count: int = 2
+    redis: Redis, tokenizer: TextTokenizer, executor: ThreadPoolExecutor, count: int = 2, **more: float
 ) -> ScriptedCluster:
-    """Register the workers, and put a router together that has heard of them."""
+    """Register the workers, and put a router together that has heard of them; `more` are its limits."""
     clock = Clock()
     registry = WorkerRegistry(redis, KEYS, SPEC, LEASE_S, cooldown_s=5.0, clock=clock)
     for number in range(1, count + 1):
@@ -100,7 +110,8 @@ async def scripted_cluster(
     workers = ScriptedWorkers()
     workers.open.set()
     preparer = PromptPreparer(tokenizer, root_hash(b"a model"), BLOCK, executor)
-    limits = DispatchLimits(max_concurrent=100, max_failovers=2, queue_timeout_s=10.0)
+    bounds = {"max_concurrent": 100, "max_failovers": 2, "queue_timeout_s": 10.0, **more}
+    limits = DispatchLimits(**bounds)  # type: ignore[arg-type]
     model = ModelInfo("demo", 2048, 49152)
     dispatcher = Dispatcher(model, (tokenizer, preparer), (state, placer), workers, limits, clock)
-    return ScriptedCluster(workers, dispatcher, state, mirror, clock, preparer)
+    return ScriptedCluster(workers, dispatcher, state, mirror, clock, preparer, redis)

@@ -25,6 +25,7 @@ from kvhive.worker.block_pool import BlockPool
 from kvhive.worker.engine import Engine, EngineHooks
 from kvhive.worker.kv_cache_manager import KvCacheManager
 from kvhive.worker.kv_transfer import KvTransfer, TransferAddress
+from kvhive.worker.model_runner import ModelRunner
 from kvhive.worker.scheduler import Scheduler, SchedulerLimits
 from kvhive.worker.sequence import SamplingParams
 from kvhive.worker.service import ClusterTokenGuard, WorkerService
@@ -126,16 +127,17 @@ async def running_worker(
     emulation: Emulation | None = None,
     identity: TransferIdentity = IDENTITY,
     epoch: Callable[[], int] = lambda: 1,
+    real: ModelRunner | None = None,
 ) -> AsyncIterator[WorkerRig]:
     """Start a worker on a free loopback port and stop it at the end.
 
-    With `max_drafts` it speculates, and every other draft is wrong.
+    With `max_drafts` it speculates, and every other draft is wrong. `real` computes instead of pretending.
     """
     pool = BlockPool(blocks)
     manager = KvCacheManager(pool, block_size, root, time.monotonic)
     runner = SimulatedRunner(blocks, block_size, vocab_size, on_step=lambda tokens, pairs: time.sleep(step_s))
     drafter = ScriptedDrafter(runner.next_token, lambda length, index: index % 2 == 0)
-    service = WorkerService(worker_id, runner.shape)
+    service = WorkerService(worker_id, (real or runner).shape)
     events: list[KvEvent] = []
     listeners: list[Callable[[Iterable[KvEvent]], None]] = []
 
@@ -149,7 +151,7 @@ async def running_worker(
     )
     speculating = SpeculativeRunner(runner, drafter, time.monotonic)
     engine = Engine(
-        speculating if max_drafts else runner,
+        real or (speculating if max_drafts else runner),
         scheduler,
         EngineHooks(service.deliver, publish),
         time.monotonic,
