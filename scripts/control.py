@@ -30,6 +30,8 @@ from kvhive.scripts.fleet_memory import FleetMemory
 from kvhive.scripts.index_holds import IndexHolds
 from kvhive.scripts.owned_processes import RUNTIME_DIR_VARIABLE
 from kvhive.scripts.ray_driver import connected
+from kvhive.scripts.router_counts import RouterPoll
+from kvhive.scripts.router_process import READY_FILE
 from kvhive.scripts.worker_calls import WorkerCalls
 from kvhive.worker.model_config import read_model_config, resolve_dtype
 from kvhive.worker.model_identity import model_identity
@@ -131,9 +133,10 @@ async def _controller(
             free=free_resources,
             clock=time.monotonic,
         )
-        following = asyncio.create_task(registry.run())
-        policy = Autoscaler(config.autoscaling, dict) if config.autoscaling.enabled else None
+        routers = RouterPoll(Path(spec.runtime_dir) / READY_FILE)
+        policy = Autoscaler(config.autoscaling, routers.counts) if config.autoscaling.enabled else None
         controller = Controller(memory, around, workers.warm_s if workers.transfer.enabled else 0.0, policy)
+        following = asyncio.gather(registry.run(), *([routers.run()] if policy else []))
         try:
             yield controller
         finally:

@@ -28,7 +28,7 @@ from kvhive.scripts.owned_processes import RUNTIME_DIR_VARIABLE, identify
 from kvhive.scripts.progress import Progress
 from kvhive.scripts.ray_head import start_head
 from kvhive.scripts.redis_check import check_redis
-from kvhive.scripts.router_process import RouterSpec, start_router, wait_routable
+from kvhive.scripts.router_process import READY_FILE, RouterSpec, start_router, wait_routable
 from kvhive.scripts.supervisor import launch_supervisor
 from kvhive.scripts.teardown import interrupts_ignored, tear_down
 from kvhive.worker.model_config import ModelConfig, read_model_config
@@ -188,7 +188,7 @@ def _start_router(start: Start) -> None:
         ).hex(),
         max_context=min(config.model.max_context or limit, limit),
         vocab_size=start.model_config.vocab_size,
-        ready_file=str(start.runtime_dir / "ready.json"),
+        ready_file=str(start.runtime_dir / READY_FILE),
     )
     ready = start_router(start.runtime_dir, spec, started=lambda process: start.note(router=process))
     start.note(grpc=ready.grpc, http=ready.http)

@@ -24,6 +24,8 @@ from kvhive.scripts.owned_processes import ProcessId, identify
 START_TIMEOUT_S = 90.0
 _ROUTABLE_TIMEOUT_S = 30.0
 _POLL_S = 0.1
+READY_FILE = "ready.json"
+"""In the runtime directory: where the router listens."""
 _SPEC, _LOG = "router.json", "router.log"
 
 

@@ -40,8 +40,8 @@ from kvhive.scripts.status_report import status_document
 
 NODES = 2
 """Most nodes with a GPU, and workers."""
-IDLE_MINUTES = 0.5
-"""Longer than a node takes to start: v1 ends one that is idle for so long while it boots."""
+IDLE_MINUTES = 2.0
+"""Longer than a node takes to start: v1 ends one that is idle for so long, also while it boots."""
 PROMPT_TOKENS = 600
 ANSWER_TOKENS = 48
 _HEAD_ID = "f" * 51 + "00000"
