@@ -111,6 +111,7 @@ def autoscaling_head(folder: Path, v2: bool) -> Iterator[tuple[str, dict[str, st
         RUNTIME_DIR_VARIABLE: str(folder),
         "RAY_agent_register_timeout_ms": "120000",
         "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+        "AUTOSCALER_HEARTBEAT_TIMEOUT_S": "300",  # v1 gives a node 30 s to be heard of, or ends it
         "AUTOSCALER_METRIC_PORT": "0",
     }
     if v2:
