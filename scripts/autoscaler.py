@@ -1,7 +1,7 @@
 """The autoscaling policy at work: what the controller sees becomes a snapshot, a decision, and a wish.
 
 All that it remembers is a forecast and what was asked for lately: a controller that starts again begins at
-the workers there are, and the policy goes below them no sooner than it would otherwise.
+what was wanted last, and the policy goes below that no sooner than it would otherwise.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ _STATES: Mapping[Stage, WorkerState] = {
 class Autoscaler:
     """Decides every `interval_s`, and in between says what it said before."""
 
-    def __init__(self, config: AutoscalingConfig, routers: Callable[[], Mapping[str, RouterCounts]]) -> None:
-        """`routers` says what routers count, without waiting for any."""
+    def __init__(
+        self, config: AutoscalingConfig, wanted: int, routers: Callable[[], Mapping[str, RouterCounts]]
+    ) -> None:
+        """Begin at `wanted` workers; `routers` says what routers count, without waiting for any."""
         self._config = config
         self._routers = routers
         self._signals = FleetSignals()
-        self._state = AutoscalingState()
+        self._state = AutoscalingState(target=wanted)
         self._asked_for: dict[str, float] = {}
         self._decision: ScalingDecision | None = None
         self._decided_at = 0.0

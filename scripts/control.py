@@ -134,7 +134,8 @@ async def _controller(
             clock=time.monotonic,
         )
         routers = RouterPoll(Path(spec.runtime_dir) / READY_FILE)
-        policy = Autoscaler(config.autoscaling, routers.counts) if config.autoscaling.enabled else None
+        scaling = config.autoscaling
+        policy = Autoscaler(scaling, memory.wanted, routers.counts) if scaling.enabled else None
         controller = Controller(memory, around, workers.warm_s if workers.transfer.enabled else 0.0, policy)
         following = asyncio.gather(registry.run(), *([routers.run()] if policy else []))
         try:

@@ -136,6 +136,8 @@ class Controller:
                 self._memory.save()
         found = plan(self._seen(), self._memory.wanted)
         await self._act(found)
+        if not self._tasks:  # nobody is speaking on a connection that this may close
+            await self._around.calls.retain({record.address for record in self._records.values()})
         return found
 
     async def drain(self, order: DrainOrder) -> int:
@@ -226,7 +228,7 @@ class Controller:
             since = self._failed_at.setdefault(worker_id, now)
             return "failed" if now - since > FAILED_SHOWN_S else "starting"
         self._failed_at.pop(worker_id, None)
-        if view.phase in ("dead", "stopped"):
+        if view.phase in ("dead", "stopped") or (view.phase == "hung" and record is None):
             return "dead"
         if view.phase == "serving":
             state = record.state if record else WorkerState.SERVING
@@ -235,6 +237,8 @@ class Controller:
             if state is WorkerState.SERVING:
                 self._retry_s = 0.0
             return "warming" if state is WorkerState.WARMING else "serving"
+        if view.phase == "hung":  # its lease is renewed: it is Ray that does not get through
+            return "serving"
         return "pending" if view.phase == "pending" else "starting"
 
     def _seen(self) -> list[Seen]:

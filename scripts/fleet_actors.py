@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 SILENT_AFTER_S = 10.0
 """An actor whose answer takes longer is said to be silent: `status` answers at once, even while loading."""
+HUNG_AFTER_S = 120.0
+"""... and to hang: without a lease, too, it is replaced."""
 _LOOK_S = 0.2
 _STOP_EXTRA_S = 5.0
 
@@ -39,7 +41,7 @@ class ActorView:
     """What an actor says of itself, or what is known without its word."""
 
     phase: str
-    """`pending` (Ray has no place for it yet), the phases of ActorStatus, `restarting`, `dead`."""
+    """`pending` (Ray has no place for it yet), the phases of ActorStatus, `restarting`, `hung`, `dead`."""
     detail: str
     node: str = ""
     """The Ray node that it is on."""
@@ -91,7 +93,10 @@ class FleetActors:
             if known.question in answered:
                 known.view, known.question = _heard(known.question), None
             elif known.view.phase in ("starting", "serving") and now - known.asked_at > SILENT_AFTER_S:
-                known.view = replace(known.view, detail="does not answer")
+                hung = now - known.asked_at > HUNG_AFTER_S
+                known.view = replace(
+                    known.view, phase="hung" if hung else known.view.phase, detail="does not answer"
+                )
         return {worker_id: known.view for worker_id, known in self._known.items()}
 
     def end(self, worker_id: str, grace_s: float) -> None:

@@ -1,8 +1,11 @@
 """cluster.yaml is a cluster file for Ray and a configuration for us."""
 
+import json
 from pathlib import Path
 
+import jsonschema
 import pytest
+import ray.autoscaler
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
@@ -33,13 +36,14 @@ def test_a_typing_error_in_the_file_is_refused_with_the_nearest_key() -> None:
         load_config(FILE.read_text().replace("count: 2", "cout: 2"))
 
 
+SCHEMA = Path(ray.autoscaler.__file__).parent / "ray-schema.json"
 DEPLOY = FILE.parent / "docs" / "deploy"
 
 
 def test_the_file_for_a_cloud_has_room_for_as_many_workers_as_it_asks_for() -> None:
-    """Both readers accept it. (Ray fills in a provider's defaults by asking it, which needs the cloud.)"""
+    """Both readers accept it; what Ray itself would fill in needs the cloud."""
     document = yaml.safe_load((DEPLOY / "aws.yaml").read_text())
-    validate_config(document)
+    jsonschema.validate(document, json.loads(SCHEMA.read_text()))
     config = load_config((DEPLOY / "aws.yaml").read_text())
     gpu = document["available_node_types"]["gpu"]
     assert config.autoscaling.max_workers == gpu["max_workers"] * gpu["resources"]["GPU"]

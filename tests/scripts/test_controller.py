@@ -59,6 +59,9 @@ class Calls:
     async def open_requests(self, worker: WorkerRecord) -> int:
         return self.open
 
+    async def retain(self, addresses: set[str]) -> None:
+        self.kept = addresses
+
     async def hot_chains(self, worker: WorkerRecord, chains: int, blocks: int) -> list[Any]:
         raise Unavailable("blocks do not move here")
 
@@ -131,6 +134,18 @@ async def test_a_worker_that_cannot_start_is_shown_then_replaced_less_and_less_o
         pauses.append(rig.clock.now - began)
         await rig.step()
     assert pauses == [RETRY_FIRST_S, 2 * RETRY_FIRST_S, 4 * RETRY_FIRST_S]
+
+
+async def test_a_worker_that_hangs_is_replaced_when_its_lease_is_over_too(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, wanted=1)
+    await rig.step()
+    rig.registers("w1")
+    rig.ray.views["w1"] = ActorView("hung", "does not answer")
+    assert await rig.step() == {"w1"}
+    rig.records.clear()
+    await rig.step()
+    rig.clock.now += RETRY_FIRST_S
+    assert await rig.step() == {"w2"} and rig.ray.ended == ["w1"]
 
 
 async def test_scaling_by_hand_takes_the_least_valuable_cache_and_brings_new_ids(tmp_path: Path) -> None:
