@@ -16,6 +16,7 @@ import json
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -42,6 +43,10 @@ _START_TIMEOUT_S = 180.0
 _PAUSE_S = 5.0
 _STOP_S = 30.0
 _OBJECT_STORE_BYTES = 80_000_000
+_AGENT_PORTS = (
+    *("dashboard-agent-grpc-port", "dashboard-agent-listen-port"),
+    *("metrics-export-port", "runtime-env-agent-port"),
+)
 
 
 @dataclass(slots=True)
@@ -146,11 +151,14 @@ class LoopbackNodes(NodeProvider):  # type: ignore[misc]  # ray has no types
         cpus, gpus = claims.pop("CPU", 0), claims.pop("GPU", 0)
         store = claims.pop("object_store_memory", _OBJECT_STORE_BYTES)
         claims.pop("memory", None)
+        # A port that Ray is to choose by itself is waited for 15 s, which a busy machine may not keep.
+        ports = zip(_AGENT_PORTS, free_ports(ip, len(_AGENT_PORTS)), strict=True)
         return [
             str(Path(sys.executable).parent / "ray"),
             *("start", "--block", "--disable-usage-stats", f"--address={self._address}"),
             *(f"--node-ip-address={ip}", f"--num-cpus={cpus}", f"--num-gpus={gpus}"),
             *(f"--object-store-memory={store}", f"--resources={json.dumps(claims)}"),
+            *(f"--{option}={port}" for option, port in ports),
         ]
 
     def _start_nodes(self) -> None:
@@ -170,6 +178,18 @@ class LoopbackNodes(NodeProvider):  # type: ignore[misc]  # ray has no types
                 with self._lock:
                     self._nodes.pop(name, None)
                 time.sleep(_PAUSE_S)
+
+
+def free_ports(ip: str, count: int) -> list[int]:
+    """Return ports that nobody listens on at an address."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for entry in sockets:
+            entry.bind((ip, 0))
+        return [int(entry.getsockname()[1]) for entry in sockets]
+    finally:
+        for entry in sockets:
+            entry.close()
 
 
 def _begun(process: subprocess.Popen[bytes], log: Path) -> bool:

@@ -15,7 +15,6 @@ import os
 import random
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -33,7 +32,7 @@ from kvhive.scripts.client import RouterClient
 from kvhive.scripts.cluster_state import StateFolder
 from kvhive.scripts.control_socket import ask
 from kvhive.scripts.log_tail import last_line
-from kvhive.scripts.loopback_nodes import HEAD_IP, HEAD_TYPE, STARTED_MARK
+from kvhive.scripts.loopback_nodes import HEAD_IP, HEAD_TYPE, STARTED_MARK, free_ports
 from kvhive.scripts.owned_processes import RUNTIME_DIR_VARIABLE, end_processes, processes_of
 from kvhive.scripts.ray_head import head_environment
 from kvhive.scripts.status_report import status_document
@@ -103,7 +102,8 @@ def cluster_file(folder: Path, address: str) -> Path:
 @contextlib.contextmanager
 def autoscaling_head(folder: Path, v2: bool) -> Iterator[tuple[str, dict[str, str]]]:
     """Run a Ray head with an autoscaler; yield its address and the environment of whoever attaches."""
-    address = f"{HEAD_IP}:{_free_port()}"
+    port, client_port = free_ports(HEAD_IP, 2)
+    address = f"{HEAD_IP}:{port}"
     agreed = head_environment(secrets.token_hex(32))
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
@@ -120,8 +120,8 @@ def autoscaling_head(folder: Path, v2: bool) -> Iterator[tuple[str, dict[str, st
     command = [
         str(Path(sys.executable).parent / "ray"),
         *("start", "--head", "--block", "--disable-usage-stats", "--include-dashboard=false"),
-        *(f"--port={address.rpartition(':')[2]}", f"--node-ip-address={HEAD_IP}"),
-        *(f"--ray-client-server-port={_free_port()}", "--num-cpus=0", "--num-gpus=0"),
+        *(f"--port={port}", f"--node-ip-address={HEAD_IP}"),
+        *(f"--ray-client-server-port={client_port}", "--num-cpus=0", "--num-gpus=0"),
         *("--object-store-memory=100000000", f"--temp-dir={folder}/ray"),
         f"--autoscaling-config={cluster_file(folder, address)}",
     ]
@@ -317,12 +317,6 @@ def _until(reached: Callable[[], bool], within_s: float, otherwise: Callable[[],
         if time.monotonic() > deadline:
             raise ClusterError(f"not within {within_s:g} s: {otherwise()}")
         time.sleep(0.3)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HEAD_IP, 0))
-        return int(probe.getsockname()[1])
 
 
 @click.command()
