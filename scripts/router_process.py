@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,9 @@ from kvhive.scripts.owned_processes import ProcessId, identify
 START_TIMEOUT_S = 90.0
 _ROUTABLE_TIMEOUT_S = 30.0
 _POLL_S = 0.1
+READY_FILE = "ready.json"
+"""In the runtime directory: where the router listens."""
+_SPEC, _LOG = "router.json", "router.log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,28 @@ class ReadyRouter:
         return cls(**json.loads(path.read_text()))
 
 
+def launch_router(runtime_dir: Path) -> subprocess.Popen[bytes]:
+    """Start a router of the spec in a runtime directory, and wait for nothing."""
+    with open(runtime_dir / _LOG, "ab") as output:
+        # -P: the current directory must not shadow installed packages.
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "kvhive.scripts.serve", str(runtime_dir / _SPEC)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def keep_ports(runtime_dir: Path, grpc: str, http: str) -> None:
+    """Let the next router of a runtime directory have the ports that clients know."""
+    path = runtime_dir / _SPEC
+    spec = RouterSpec.load(path)
+    ports = {"grpc_port": _port(grpc), "http_port": _port(http)}
+    router = {**spec.config["router"], **ports}
+    replace(spec, config={**spec.config, "router": router}).save(path)
+
+
 def start_router(
     runtime_dir: Path, spec: RouterSpec, started: Callable[[ProcessId | None], None]
 ) -> ReadyRouter:
@@ -83,18 +108,9 @@ def start_router(
 
     Raises ClusterError when it dies or does not get ready in time.
     """
-    log, ready = runtime_dir / "router.log", Path(spec.ready_file)
-    spec_file = runtime_dir / "router.json"
-    spec.save(spec_file)
-    with open(log, "wb") as output:
-        # -P: the current directory must not shadow installed packages.
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "kvhive.scripts.serve", str(spec_file)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    log, ready = runtime_dir / _LOG, Path(spec.ready_file)
+    spec.save(runtime_dir / _SPEC)
+    process = launch_router(runtime_dir)
     started(identify(process.pid))
     deadline = time.monotonic() + START_TIMEOUT_S
     while not ready.exists():
@@ -127,3 +143,7 @@ def wait_routable(grpc_target: str, count: int) -> None:
                     "(is the model the same everywhere?)"
                 )
             time.sleep(_POLL_S)
+
+
+def _port(endpoint: str) -> int:
+    return int(endpoint.rstrip("/").rpartition(":")[2])

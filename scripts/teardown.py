@@ -1,7 +1,8 @@
 """`kvhive down`: end exactly what a cluster started, in order, and prove that nothing of it is left.
 
-The router goes first: it takes no new request and lets its streams end, within the grace, on workers that
-still serve. Then the workers, Redis, Ray, and whatever else is ours by owned_processes.py.
+What would start things again goes first. Then the router: it takes no new request and lets its streams end,
+within the grace, on workers that still serve. Then the workers, Redis, Ray, and whatever else is ours by
+owned_processes.py.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from kvhive.scripts.stop_grace import set_grace
 _ROUTER_EXTRA_S = 10.0
 """Beyond the grace, for the router to cut streams off in order and close: SIGKILL is for a hung one."""
 _REDIS_GRACE_S = 5.0
+_CONTROL_GRACE_S = 5.0
 _RAY_GRACE_S = 15.0
 _REMOVE_TRIES, _REMOVE_PAUSE_S = 10, 0.2
 
@@ -34,6 +36,11 @@ def tear_down(folder: StateFolder, state: ClusterState, grace_s: float, forget: 
     """
     done = []
     set_grace(Path(state.runtime_dir), grace_s)
+    for part in (state.supervisor, state.controller):  # or what ends below would be started again
+        _end(part, _CONTROL_GRACE_S)
+    now = folder.load()
+    if now is not None and now.runtime_dir == state.runtime_dir:
+        state = now  # the supervisor may have started something again just before
     if _end(state.router, grace_s + _ROUTER_EXTRA_S):
         done.append("stopped the router")
     try:
@@ -113,5 +120,5 @@ def _stop_actors(state: ClusterState, ray: RaySession, grace_s: float) -> str:
     with connected(ray):
         from kvhive.scripts import worker_fleet  # brings ray, which must not be there before `connected`
 
-        count = worker_fleet.stop_workers(state.cluster, state.workers, grace_s)
+        count = worker_fleet.stop_workers(state.cluster, grace_s)
     return f"stopped {count} worker{'' if count == 1 else 's'}"

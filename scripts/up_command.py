@@ -14,12 +14,11 @@ import click
 import yaml
 
 from kvhive.proto.config import ClusterConfig, load_config, parse_config, to_mapping
-from kvhive.proto.errors import ClusterError, ConfigError, KvhiveError
+from kvhive.proto.errors import ClusterError, ConfigError
 from kvhive.router.policies import make_policy
-from kvhive.scripts.client import RouterClient
+from kvhive.scripts.adoption import adopt, can_adopt
 from kvhive.scripts.cluster_state import ClusterState, StateFolder
 from kvhive.scripts.launcher import bring_up
-from kvhive.scripts.owned_processes import is_alive
 from kvhive.scripts.progress import show_progress
 from kvhive.scripts.teardown import interrupts_ignored, tear_down
 
@@ -57,12 +56,13 @@ def run(config: ClusterConfig, folder: StateFolder, address: str, foreground: bo
     _raise_on_signals()
     with folder.lock():
         state = folder.load()
-        if state is not None and _is_up(state):
-            _check_same(state, config, address)
-            click.echo(f"cluster {folder.cluster!r} is already up (stop it with `kvhive down`)")
-            _say_where(state)
-            return
         with show_progress(sys.stderr) as report:
+            if state is not None and can_adopt(state):
+                _check_same(state, config, address)
+                lost = adopt(folder, state, report)
+                _say_adopted(folder.cluster, lost)
+                _say_where(state)
+                return
             if state is not None:
                 report("cleaning", "removing what an earlier start left")
                 with interrupts_ignored():
@@ -127,25 +127,13 @@ def _check_same(state: ClusterState, config: ClusterConfig, address: str) -> Non
         )
 
 
-def _is_up(state: ClusterState) -> bool:
-    """Whether the cluster serves. Raises ClusterError when it serves but has lost a part."""
-    if not state.ready or not is_alive(state.router):
-        return False
-    try:
-        with RouterClient(state.grpc) as client:
-            client.cluster()
-    except KvhiveError:
-        return False
-    lost = []
-    if state.ray is not None and state.ray.owned and not is_alive(state.ray.head):
-        lost.append("its Ray head")
-    if state.redis is not None and not is_alive(state.redis):
-        lost.append("its Redis")
+def _say_adopted(cluster: str, lost: list[str]) -> None:
     if lost:
-        raise ClusterError(
-            f"cluster {state.cluster!r} is up but has lost {' and '.join(lost)}; run `kvhive down` first"
+        click.echo(
+            f"cluster {cluster!r} is up again; these had ended and were started again: {', '.join(lost)}"
         )
-    return True
+    else:
+        click.echo(f"cluster {cluster!r} is already up (stop it with `kvhive down`)")
 
 
 def _say_where(state: ClusterState) -> None:
@@ -159,7 +147,7 @@ def _say_where(state: ClusterState) -> None:
 def _stay(folder: StateFolder, state: ClusterState) -> None:
     click.echo("Ctrl-C stops it")
     try:
-        while folder.load() == state:
+        while (now := folder.load()) is not None and now.runtime_dir == state.runtime_dir:
             time.sleep(_WATCH_S)
         click.echo("the cluster was stopped by another command")
     except KeyboardInterrupt:

@@ -1,27 +1,23 @@
-"""The workers of one cluster, as Ray actors: started, watched until they serve, and stopped."""
+"""The workers of one cluster: what each is told, on what device, and how all of them are ended."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import ray
-import ray.exceptions
 
 from kvhive.proto.config import ClusterConfig
 from kvhive.proto.errors import ClusterError
-from kvhive.worker.actor import ActorStatus, Placement, create_worker, find_worker, give_place_back
+from kvhive.worker.actor import find_worker, give_place_back, list_workers
 from kvhive.worker.options import WorkerOptions
 
-_POLL_S = 0.3
-_ASK_S = 2.0
+_STOP_EXTRA_S = 2.0
 
 
-def worker_ids(count: int) -> tuple[str, ...]:
-    """Return the ids of a cluster's first workers."""
-    return tuple(f"w{number}" for number in range(1, count + 1))
+def most_workers(config: ClusterConfig) -> int:
+    """Return how many workers a machine of ours is shared out to."""
+    scaling = config.autoscaling
+    return max(1, config.workers.count, scaling.max_workers if scaling.enabled else 0)
 
 
 def choose_device(config: ClusterConfig, may_grow: bool) -> str:
@@ -62,7 +58,6 @@ class Fleet:
     """What all workers of a cluster have in common."""
 
     config: ClusterConfig
-    workers: tuple[str, ...]
     device: str
     dtype: str
     """Resolved once, so that all workers' blocks are alike whatever their CPUs."""
@@ -71,12 +66,12 @@ class Fleet:
     redis_url: str = field(repr=False)
     cluster_token: str = field(repr=False)
     cores: int
-    """Cores that the workers share when all are on this machine; 0 when Ray places them."""
+    """Cores that `most_workers` share when all are on this machine; 0 when Ray places them."""
 
     def options(self, worker_id: str) -> WorkerOptions:
         """Compose what one worker is told."""
         config, workers = self.config, self.config.workers
-        ranks = len(self.workers) * workers.tensor_parallel
+        ranks = most_workers(config) * workers.tensor_parallel
         share = self.cores // ranks if self.cores else int(workers.num_cpus)
         return WorkerOptions(
             worker_id=worker_id,
@@ -109,60 +104,22 @@ class Fleet:
         )
 
 
-def check_names_free(cluster: str, workers: Sequence[str]) -> None:
-    """Raise ClusterError when Ray already has an actor of such a name: it is somebody else's."""
-    for worker in workers:
-        if find_worker(cluster, worker) is not None:
-            raise ClusterError(
-                f"Ray already has a worker {worker!r} of a cluster {cluster!r}, started from elsewhere; "
-                "stop that one or choose another `cluster:` name"
-            )
+def check_names_free(cluster: str) -> None:
+    """Raise ClusterError when Ray already has a worker of such a cluster: it is somebody else's."""
+    for worker in list_workers(cluster):
+        raise ClusterError(
+            f"Ray already has a worker {worker!r} of a cluster {cluster!r}, started from elsewhere; "
+            "stop that one or choose another `cluster:` name"
+        )
 
 
-def start_workers(fleet: Fleet, environment: dict[str, str]) -> None:
-    """Create the actors; Ray places them when it has room."""
-    gpus = 1 if fleet.device == "cuda" else 0
-    placement = Placement(fleet.config.workers.num_cpus, gpus, environment)
-    for worker in fleet.workers:
-        create_worker(fleet.options(worker), placement)
-
-
-def wait_until_serving(
-    cluster: str, workers: Sequence[str], timeout_s: float, report: Callable[[str, str], None]
-) -> dict[str, ActorStatus]:
-    """Wait until every worker serves, reporting (worker, what it does) each time that changes.
-
-    Raises ClusterError when one fails, or has not come up after `timeout_s`.
-    """
-    deadline = time.monotonic() + timeout_s
-    status: dict[str, ActorStatus] = {}
-    while len(status) < len(workers):
-        for worker in workers:
-            if worker in status:
-                continue
-            answer = _ask(cluster, worker)
-            report(worker, answer["detail"] if answer else "waiting for a place in Ray")
-            if answer and answer["phase"] == "serving":
-                status[worker] = answer
-            elif answer and answer["phase"] in ("failed", "stopped"):
-                raise ClusterError(f"worker {worker}: {answer['detail']}")
-        if len(status) < len(workers):
-            if time.monotonic() > deadline:
-                missing = ", ".join(worker for worker in workers if worker not in status)
-                raise ClusterError(
-                    f"after {timeout_s:g} s not serving: {missing} (workers.start_timeout_s); "
-                    f"Ray's free resources: {_free_resources()}"
-                )
-            time.sleep(_POLL_S)
-    return status
-
-
-def stop_workers(cluster: str, workers: Sequence[str], grace_s: float) -> int:
-    """Let workers finish for `grace_s`, then end their actors for good. Returns how many there were."""
+def stop_workers(cluster: str, grace_s: float) -> int:
+    """Let all workers finish for `grace_s`, then end their actors for good. Returns how many there were."""
+    workers = list_workers(cluster)
     handles = [handle for worker in workers if (handle := find_worker(cluster, worker)) is not None]
     stopping = [handle.stop.remote(grace_s) for handle in handles]
     if stopping:
-        ray.wait(stopping, num_returns=len(stopping), timeout=grace_s + _ASK_S)
+        ray.wait(stopping, num_returns=len(stopping), timeout=grace_s + _STOP_EXTRA_S)
     for handle in handles:
         ray.kill(handle, no_restart=True)
     for worker in workers:
@@ -170,21 +127,7 @@ def stop_workers(cluster: str, workers: Sequence[str], grace_s: float) -> int:
     return len(handles)
 
 
-def _ask(cluster: str, worker: str) -> ActorStatus | None:
-    handle = find_worker(cluster, worker)
-    if handle is None:
-        raise ClusterError(f"worker {worker}: its actor is gone")
-    question: Any = handle.status.remote()
-    try:
-        answer: ActorStatus = ray.get(question, timeout=_ASK_S)
-    except ray.exceptions.ActorDiedError as error:
-        raise ClusterError(f"worker {worker}: {str(error).strip().splitlines()[-1]}") from error
-    except (ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnavailableError):
-        return None
-    return answer
-
-
-def _free_resources() -> str:
+def free_resources() -> str:
     """Say what is free in all, and what the largest machine has: the ranks of a worker share one."""
     free, kinds = ray.available_resources(), ("CPU", "GPU")
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]

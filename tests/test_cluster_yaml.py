@@ -1,8 +1,11 @@
 """cluster.yaml is a cluster file for Ray and a configuration for us."""
 
+import json
 from pathlib import Path
 
+import jsonschema
 import pytest
+import ray.autoscaler
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
@@ -31,3 +34,27 @@ def test_we_read_the_file_and_it_spells_out_the_defaults() -> None:
 def test_a_typing_error_in_the_file_is_refused_with_the_nearest_key() -> None:
     with pytest.raises(ConfigError, match=r"workers.cout: unknown key, did you mean 'count'"):
         load_config(FILE.read_text().replace("count: 2", "cout: 2"))
+
+
+SCHEMA = Path(ray.autoscaler.__file__).parent / "ray-schema.json"
+DEPLOY = FILE.parent / "docs" / "deploy"
+
+
+def test_the_file_for_a_cloud_has_room_for_as_many_workers_as_it_asks_for() -> None:
+    """Both readers accept it; what Ray itself would fill in needs the cloud."""
+    document = yaml.safe_load((DEPLOY / "aws.yaml").read_text())
+    jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+    config = load_config((DEPLOY / "aws.yaml").read_text())
+    gpu = document["available_node_types"]["gpu"]
+    assert config.autoscaling.max_workers == gpu["max_workers"] * gpu["resources"]["GPU"]
+    assert config.autoscaling.min_workers <= config.workers.count <= config.autoscaling.max_workers
+    assert config.workers.num_cpus <= gpu["resources"]["CPU"] and config.workers.host == "node"
+
+
+def test_the_manifest_for_kuberay_says_of_kvhive_what_we_read() -> None:
+    cluster, settings = yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text())
+    config = load_config(settings["data"]["cluster.yaml"])
+    (gpu,) = cluster["spec"]["workerGroupSpecs"]
+    assert config.autoscaling.enabled and config.autoscaling.max_workers == gpu["maxReplicas"]
+    assert cluster["spec"]["enableInTreeAutoscaling"]
+    assert gpu["template"]["spec"]["terminationGracePeriodSeconds"] > 60, "longer than a drain"

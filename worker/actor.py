@@ -54,6 +54,8 @@ class ActorStatus(TypedDict):
     address: str
     epoch: int
     pid: int
+    node: str
+    """The Ray node it runs on."""
 
 
 class WorkerActor:
@@ -82,6 +84,7 @@ class WorkerActor:
             address=life.server.address,
             epoch=life.server.epoch,
             pid=os.getpid(),
+            node=ray.get_runtime_context().get_node_id(),
         )
 
     def stop(self, grace_s: float) -> None:
@@ -151,7 +154,7 @@ class Placement:
     """What Ray reserves for each rank of a worker, and the environment that its process starts with."""
 
     num_cpus: float
-    num_gpus: int
+    num_gpus: float
     environment: dict[str, str]
 
 
@@ -188,6 +191,14 @@ def create_worker(options: WorkerOptions, placement: Placement) -> Any:
         runtime_env={"env_vars": {**threading_environment, **placement.environment}},
     )
     return actor.remote(options)
+
+
+def list_workers(cluster: str) -> list[str]:
+    """Return the ids of a cluster's workers that have an actor, placed or not."""
+    prefix = actor_name(cluster, "")
+    found = [entry["name"] for entry in ray.util.list_named_actors(True) if entry["namespace"] == NAMESPACE]
+    ids = [name.removeprefix(prefix) for name in found if name.startswith(prefix)]
+    return sorted(each for each in ids if "-" not in each)  # with a dash it is of cluster `<cluster>-...`
 
 
 def find_worker(cluster: str, worker_id: str) -> Any | None:

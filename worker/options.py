@@ -32,6 +32,8 @@ class WorkerOptions:
     max_context: int = 0
     threads: int = 1
     host: str = "127.0.0.1"
+    warm_s: float = 0.0
+    """Longest that it waits, loaded, to be warmed and told to serve; 0: it serves at once."""
     cluster_salt: str = ""
     lease_s: float = 5.0
     heartbeat_s: float = 0.5

@@ -84,6 +84,7 @@ class WorkerServer:
         self._grpc: grpc.aio.Server | None = None
         self._publisher: KvEventPublisher | None = None
         self._publishing: asyncio.Task[None] | None = None
+        self._warming: asyncio.Task[None] | None = None
         self._redis: Redis | None = None
         self._pool: torch.Tensor | None = None
         self._transfer: KvTransfer | None = None
@@ -101,7 +102,7 @@ class WorkerServer:
         return self._publisher.epoch if self._publisher else 0
 
     def start(self) -> None:
-        """Load the model, calibrate, open the service and register. Returns when the worker serves.
+        """Load the model, calibrate, open the service and register. Returns when it serves, or warms up.
 
         Raises ModelError when the model or the pool cannot be loaded.
         """
@@ -124,7 +125,6 @@ class WorkerServer:
         self._engine_thread = threading.Thread(target=self._run_engine, name="engine", daemon=True)
         self._engine_thread.start()
         self._call(self._serve())
-        self._progress = "serving"
 
     def stop(self, grace_s: float) -> None:
         """Refuse new requests, give running ones `grace_s` seconds, deregister and end. Idempotent."""
@@ -187,7 +187,7 @@ class WorkerServer:
         self.address = f"{host}:{port}"
         if options.transfer.enabled and options.tensor_parallel == 1:  # else each rank has a part of a block
             self._transfer = self._make_transfer(engine, identity)
-        self._service.attach(engine, lambda: self.epoch, self._transfer)
+        self._service.attach(engine, lambda: self.epoch, self._transfer, self._tell_state)
         self._redis = open_index(options.redis_url, options.redis_timeout_s)
         record = WorkerRecord(
             worker_id=options.worker_id,
@@ -241,17 +241,30 @@ class WorkerServer:
 
     async def _serve(self) -> None:
         assert self._service is not None and self._publisher is not None
-        self._service.state = WorkerState.SERVING
         self._publishing = asyncio.create_task(self._publisher.run())
         self._publishing.add_done_callback(self._publisher_ended)
-        await self._publisher.set_state(WorkerState.SERVING)
+        # Where nobody warms it in time, it serves with a cold cache.
+        warms = self._options.warm_s > 0 and self._transfer is not None
+        await self._service.change_state(WorkerState.WARMING if warms else WorkerState.SERVING)
+        if warms:
+            self._warming = asyncio.create_task(self._end_warming(self._service))
+
+    async def _end_warming(self, service: WorkerService) -> None:
+        await asyncio.sleep(self._options.warm_s)
+        if service.state is WorkerState.WARMING:
+            log.warning("nobody ended the warming worker_id=%s", self._options.worker_id)
+            await service.change_state(WorkerState.SERVING)
+
+    async def _tell_state(self, state: WorkerState) -> None:
+        self._progress = state.value
+        if self._publisher is not None:
+            await self._publisher.set_state(state)
 
     async def _close(self, grace_s: float) -> None:
+        if self._warming is not None:
+            self._warming.cancel()
         if self._service is not None:
-            self._service.state = WorkerState.DRAINING
-        if self._publisher is not None:
-            await self._publisher.set_state(WorkerState.DRAINING)
-        if self._service is not None:
+            await self._service.close_doors()
             await self._service.wait_idle(grace_s)
         if self._transfer is not None:
             await self._transfer.close()

@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import logging
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
 from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeVar
@@ -42,6 +42,16 @@ _TRANSFER_STATUS: dict[type[Exception], grpc.StatusCode] = {
     ChannelUnknown: grpc.StatusCode.NOT_FOUND,
     ChannelBroken: grpc.StatusCode.UNAVAILABLE,
 }
+
+
+_OPEN_STATES = (WorkerState.WARMING, WorkerState.SERVING, WorkerState.DRAINING)
+"""In these a worker answers whatever is no new request: its blocks may move while it warms up or drains."""
+
+_SETTABLE = (WorkerState.SERVING.value, WorkerState.DRAINING.value)
+
+
+async def _tell_nobody(state: WorkerState) -> None:
+    """What becomes of a state where no index is."""
 
 
 class ClusterTokenGuard(grpc.aio.ServerInterceptor):
@@ -85,12 +95,34 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._idle = asyncio.Event()
         self._idle.set()
         self._loop = asyncio.get_running_loop()
+        self._tell: Callable[[WorkerState], Awaitable[None]] = _tell_nobody
+        self._closing = False
 
-    def attach(self, engine: Engine, epoch: Callable[[], int], transfer: KvTransfer | None = None) -> None:
-        """Give the service its engine; all calls are refused before. Without `transfer` no block moves."""
+    def attach(
+        self,
+        engine: Engine,
+        epoch: Callable[[], int],
+        transfer: KvTransfer | None = None,
+        tell: Callable[[WorkerState], Awaitable[None]] = _tell_nobody,
+    ) -> None:
+        """Give the service its engine; all calls are refused before. Without `transfer` no block moves.
+
+        `tell` lets the index know of a new state.
+        """
         self._engine = engine
         self._epoch = epoch
         self._transfer = transfer
+        self._tell = tell
+
+    async def change_state(self, state: WorkerState) -> None:
+        """Be in a state, and tell the index. New requests are accepted while SERVING only."""
+        self.state = state
+        await self._tell(state)
+
+    async def close_doors(self) -> None:
+        """Drain for good: nothing lets this worker serve again."""
+        self._closing = True
+        await self.change_state(WorkerState.DRAINING)
 
     def deliver(self, outputs: list[Output]) -> None:
         """Hand a step's outputs to their streams. Any thread; one hop to the loop per step."""
@@ -255,6 +287,19 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         async for answer in self._copied(transfer.copy_chains(request), context):
             yield answer
 
+    async def SetState(
+        self, request: worker_pb2.SetStateRequest, context: Any
+    ) -> worker_pb2.SetStateResponse:
+        """Serve, or drain."""
+        await self._engine_or_abort(context, request.worker_id)
+        if request.state not in _SETTABLE:
+            message = f"state: must be one of {', '.join(_SETTABLE)}, is {request.state!r}"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, message)
+        if self._closing:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"worker {self.worker_id} is stopping")
+        await self.change_state(WorkerState(request.state))
+        return worker_pb2.SetStateResponse(epoch=self._epoch(), open_requests=len(self._streams))
+
     async def ListHotChains(
         self, request: worker_pb2.ListHotChainsRequest, context: Any
     ) -> AsyncIterator[worker_pb2.HotChain]:
@@ -299,7 +344,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         return await asyncio.wait_for(answered, ENGINE_TIMEOUT_S)
 
     async def _ready_transfer(self, meant_for: str, context: Any) -> KvTransfer:
-        """Blocks may move while a worker drains: that is when they should."""
+        """Blocks may move while a worker drains, or warms up: that is when they should."""
         await self._engine_or_abort(context, meant_for)
         if self._transfer is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "workers.transfer.enabled: is off here")
@@ -308,19 +353,20 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
     async def _engine_or_abort(self, context: Any, meant_for: str = "") -> Engine:
         try:
-            return self._ready_engine(meant_for, draining_too=True)
+            return self._ready_engine(meant_for, _OPEN_STATES)
         except Refused as error:
             await context.abort(grpc.StatusCode[error.status], str(error))
             raise
 
-    def _ready_engine(self, meant_for: str, draining_too: bool = False) -> Engine:
+    def _ready_engine(
+        self, meant_for: str, allowed: Collection[WorkerState] = (WorkerState.SERVING,)
+    ) -> Engine:
         if meant_for not in ("", self.worker_id):
             raise Refused(
                 "FAILED_PRECONDITION",
                 f"worker_id: the request is for {meant_for!r}, this is {self.worker_id!r}",
             )
-        serving = self.state is WorkerState.SERVING or (draining_too and self.state is WorkerState.DRAINING)
-        if self._engine is None or not serving:
+        if self._engine is None or self.state not in allowed:
             raise Refused("UNAVAILABLE", f"worker {self.worker_id} is {self.state.value}")
         return self._engine
 

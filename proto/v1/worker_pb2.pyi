@@ -391,3 +391,19 @@ class ClearCacheResponse(_message.Message):
     CLEARED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     cleared_blocks: int
     def __init__(self, cleared_blocks: _Optional[int] = ...) -> None: ...
+
+class SetStateRequest(_message.Message):
+    __slots__ = ("worker_id", "state")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    state: str
+    def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[str] = ...) -> None: ...
+
+class SetStateResponse(_message.Message):
+    __slots__ = ("epoch", "open_requests")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OPEN_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    open_requests: int
+    def __init__(self, epoch: _Optional[int] = ..., open_requests: _Optional[int] = ...) -> None: ...

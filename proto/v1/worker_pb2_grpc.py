@@ -74,6 +74,11 @@ class WorkerStub:
                 request_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.CopyChainsRequest.SerializeToString,
                 response_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.ChainCopied.FromString,
                 _registered_method=True)
+        self.SetState = channel.unary_unary(
+                '/kvhive.v1.Worker/SetState',
+                request_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.SetStateRequest.SerializeToString,
+                response_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.SetStateResponse.FromString,
+                _registered_method=True)
         self.ListHotChains = channel.unary_stream(
                 '/kvhive.v1.Worker/ListHotChains',
                 request_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.ListHotChainsRequest.SerializeToString,
@@ -150,6 +155,15 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetState(self, request, context):
+        """Lets a worker serve, or drains it: then it takes no new request, while running ones go on and its blocks
+        can be handed over. Idempotent, and either may follow the other; stopping is the actor's.
+        Errors: FAILED_PRECONDITION (not this worker), INVALID_ARGUMENT, UNAVAILABLE (it is starting or stopping).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListHotChains(self, request, context):
         """What is most worth handing over: the chains in the pool that were found most often and last, hottest first.
         """
@@ -199,6 +213,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.CopyChains,
                     request_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.CopyChainsRequest.FromString,
                     response_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.ChainCopied.SerializeToString,
+            ),
+            'SetState': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetState,
+                    request_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.SetStateRequest.FromString,
+                    response_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.SetStateResponse.SerializeToString,
             ),
             'ListHotChains': grpc.unary_stream_rpc_method_handler(
                     servicer.ListHotChains,
@@ -422,6 +441,33 @@ class Worker:
             '/kvhive.v1.Worker/CopyChains',
             kvhive_dot_proto_dot_v1_dot_worker__pb2.CopyChainsRequest.SerializeToString,
             kvhive_dot_proto_dot_v1_dot_worker__pb2.ChainCopied.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvhive.v1.Worker/SetState',
+            kvhive_dot_proto_dot_v1_dot_worker__pb2.SetStateRequest.SerializeToString,
+            kvhive_dot_proto_dot_v1_dot_worker__pb2.SetStateResponse.FromString,
             options,
             channel_credentials,
             insecure,

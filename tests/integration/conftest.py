@@ -76,6 +76,8 @@ class RunningCluster:
     """host:port."""
     http: str
     """Base URL."""
+    arguments: tuple[str, ...] = ()
+    """What it was brought up with."""
 
     def status(self) -> dict[str, Any]:
         """What `kvhive status --json` prints."""
@@ -90,7 +92,7 @@ def running_cluster(state_dir: Path, *arguments: str) -> Iterator[RunningCluster
     kvhive("up", *arguments, timeout=UP_TIMEOUT_S)
     try:
         state = kvhive.state()
-        yield RunningCluster(kvhive, state["grpc"], state["http"])
+        yield RunningCluster(kvhive, state["grpc"], state["http"], arguments)
     finally:
         kvhive("down", "--grace", "2", timeout=120)
 
@@ -109,6 +111,17 @@ def two_ranks() -> Callable[[Path, Path], contextlib.AbstractContextManager[Runn
     def up(folder: Path, model: Path) -> contextlib.AbstractContextManager[RunningCluster]:
         changes = ("workers.tensor_parallel=2", f"model.path={model}")
         return running_cluster(folder, *TWO_CPU_WORKERS, *(f"--set={change}" for change in changes))
+
+    return up
+
+
+@pytest.fixture
+def elastic() -> Callable[[Path, Path], contextlib.AbstractContextManager[RunningCluster]]:
+    """Brings up, in a state directory, two workers on a model."""
+
+    def up(folder: Path, model: Path) -> contextlib.AbstractContextManager[RunningCluster]:
+        folder.mkdir()
+        return running_cluster(folder, *TWO_CPU_WORKERS, f"--set=model.path={model}")
 
     return up
 

@@ -67,3 +67,35 @@ def test_a_worker_that_is_skipped_after_a_failure_is_shown_as_cooling() -> None:
 
 def test_a_cluster_without_workers_still_has_a_table() -> None:
     assert status_lines(status_document(STATE, pb.GetClusterResponse()))[-1].startswith("WORKER")
+
+
+FLEET = {
+    "wanted": 3,
+    "autoscaling": True,
+    "reason": "prefill",
+    "free": "0 CPU, 0 GPU",
+    "drains": {},
+    "drained": {},
+    "workers": [
+        {"id": "w1", "stage": "serving", "detail": "serving"},
+        {"id": "w2", "stage": "starting", "detail": "loading model"},
+        {"id": "w3", "stage": "pending", "detail": "waiting for a place in Ray"},
+    ],
+}
+
+
+def test_workers_that_no_router_knows_yet_are_shown_with_what_they_do() -> None:
+    document = status_document(STATE, answer(), FLEET)
+    states = {worker["id"]: (worker["state"], worker["blocks"]["total"]) for worker in document["workers"]}
+    assert states == {"w1": ("serving", 10), "w2": ("starting", 0), "w3": ("pending", 0)}
+    assert document["fleet"]["wanted"] == 3 and document["controller"]["answers"]
+    text = "\n".join(status_lines(document))
+    assert "workers wanted 3 (autoscaling: prefill)" in text
+    assert "w2 starting: loading model" in text and "w3 pending: waiting for a place in Ray" in text
+    assert "0 CPU, 0 GPU" in text
+
+
+def test_without_a_controller_the_router_s_word_is_shown() -> None:
+    document = status_document(STATE, answer())
+    assert document["fleet"] is None and not document["controller"]["answers"]
+    assert any("controller away" in line for line in status_lines(document))

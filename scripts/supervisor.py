@@ -1,0 +1,161 @@
+"""Keeps a cluster's single parts running: the embedded Redis, the router, the controller.
+
+`python -m kvhive.scripts.supervisor <state root> <cluster>`. A part that has ended is started again, where
+clients and workers know it: with the same ports and password. One that keeps ending is started less and
+less often. The workers need none of the three to live: Ray restarts them, and they publish what they hold to
+a Redis that comes back empty.
+
+It depends on little and does little, so that it lives. If it ends all the same, nothing else does, and the
+next `kvhive up` starts another one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from kvhive.proto.errors import KvhiveError
+from kvhive.scripts.cluster_state import ClusterState, StateFolder
+from kvhive.scripts.owned_processes import ProcessId, identify, is_alive
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.3
+PAUSE_FIRST_S, PAUSE_LONGEST_S = 0.5, 30.0
+"""Before a part is started again, twice as long each time ..."""
+STABLE_S = 60.0
+"""... until it has run for so long."""
+UNNAMED_S = 5.0
+"""A supervisor that the state does not name for so long leaves: the cluster is gone, or another one's."""
+_LOG = "supervisor.log"
+
+
+@dataclass(slots=True)
+class Part:
+    """One process that is kept running."""
+
+    name: str
+    """Its field in ClusterState."""
+    launch: Callable[[ClusterState], ProcessId | None]
+    pause_s: float = PAUSE_FIRST_S
+    due_at: float = 0.0
+    """When it may be started again; 0: it runs."""
+    started_at: float = 0.0
+
+    def look(self, state: ClusterState, now: float) -> ProcessId | None:
+        """Start it again when it has ended and its pause is over; return the new process. May raise."""
+        process: ProcessId | None = getattr(state, self.name)
+        if is_alive(process):
+            self.due_at = 0.0
+            if now - self.started_at > STABLE_S:
+                self.pause_s = PAUSE_FIRST_S
+            return None
+        if not self.due_at:
+            log.warning("ended part=%s; again in %.1f s", self.name, self.pause_s)
+            self.due_at = now + self.pause_s
+            self.pause_s = min(2 * self.pause_s, PAUSE_LONGEST_S)
+        if now < self.due_at:
+            return None
+        self.due_at, self.started_at = 0.0, now
+        return self.launch(state)
+
+
+def launch_supervisor(runtime_dir: Path, folder: StateFolder) -> ProcessId | None:
+    """Start a supervisor; it waits until the state names it."""
+    with open(runtime_dir / _LOG, "ab") as output:
+        # -P: the current directory must not shadow installed packages.
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "kvhive.scripts.supervisor", str(folder.root), folder.cluster],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return identify(process.pid)
+
+
+def supervise_once(folder: StateFolder, parts: list[Part], myself: ProcessId | None, now: float) -> bool:
+    """Look after each part once; False when the cluster is not this process' to look after."""
+    state = folder.load()
+    if state is None or state.supervisor != myself:
+        return state is not None and not state.ready  # a start under way may name it yet
+    for part in parts:
+        if part.name == "redis" and state.redis is None:
+            continue  # it is the operator's
+        try:
+            process = part.look(state, now)
+        except (KvhiveError, OSError, ValueError) as error:
+            log.error("not started part=%s error=%s", part.name, error)
+            continue
+        if process is not None:
+            restarts = {**state.restarts, part.name: state.restarts.get(part.name, 0) + 1}
+            changes: dict[str, Any] = {part.name: process, "restarts": restarts}
+            state = folder.save(replace(state, **changes))
+            log.warning("started part=%s pid=%d", part.name, process.pid)
+    return True
+
+
+def _parts() -> list[Part]:
+    children: list[subprocess.Popen[bytes]] = []
+
+    def child(process: subprocess.Popen[bytes]) -> ProcessId | None:
+        children[:] = [each for each in children if each.poll() is None] + [process]
+        return identify(process.pid)
+
+    def redis(state: ClusterState) -> ProcessId | None:
+        from kvhive.scripts.embedded_redis import relaunch
+
+        return child(relaunch(Path(state.runtime_dir) / "redis"))
+
+    def router(state: ClusterState) -> ProcessId | None:
+        from kvhive.scripts.router_process import keep_ports, launch_router
+
+        keep_ports(Path(state.runtime_dir), state.grpc, state.http)
+        return child(launch_router(Path(state.runtime_dir)))
+
+    def controller(state: ClusterState) -> ProcessId | None:
+        from kvhive.scripts.controller_process import launch_controller
+
+        return child(launch_controller(Path(state.runtime_dir)))
+
+    return [Part("redis", redis), Part("router", router), Part("controller", controller)]
+
+
+def main(arguments: list[str]) -> int:
+    """Supervise until the cluster is another's or gone; return the exit status."""
+    logging.basicConfig(
+        level=logging.INFO, format="time=%(asctime)s level=%(levelname)s at=%(name)s %(message)s"
+    )
+    if len(arguments) != 2:
+        print("usage: python -m kvhive.scripts.supervisor <state root> <cluster>", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGINT, _leave)
+    folder, parts, myself = StateFolder(Path(arguments[0]), arguments[1]), _parts(), identify(os.getpid())
+    last_named = time.monotonic()
+    try:
+        while time.monotonic() - last_named < UNNAMED_S:
+            if supervise_once(folder, parts, myself, time.monotonic()):
+                last_named = time.monotonic()
+            time.sleep(POLL_S)
+    except KvhiveError as error:
+        print(f"supervisor: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

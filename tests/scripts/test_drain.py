@@ -1,0 +1,198 @@
+"""A drain on real workers: what was hot there is hit elsewhere, and whatever hangs, it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import pytest
+from transfer_rig import TRANSFER, at_rest, prompt_of, until
+from worker_records import record
+from worker_rig import METADATA, TOKEN, WorkerRig, running_worker
+
+from kvhive.proto.block_hash import BlockKey
+from kvhive.proto.index_schema import LoadReport, WorkerRecord, WorkerState
+from kvhive.proto.v1 import worker_pb2
+from kvhive.scripts.drain import DrainMeans, DrainOrder, DrainProgress, drain
+from kvhive.scripts.hand_over import HandOver, hand_over
+from kvhive.scripts.worker_calls import WorkerCalls
+
+SESSIONS = 12
+SYSTEM = prompt_of(999, 16)
+
+
+def session(number: int) -> list[int]:
+    """What a conversation asks: what all begin with, and its own."""
+    return SYSTEM + prompt_of(number, 24)
+
+
+class BlindIndex:
+    """Knows nothing: a hand-over must not need it."""
+
+    async def held(self, worker: WorkerRecord, chains: Sequence[Sequence[BlockKey]]) -> set[BlockKey]:
+        return set()
+
+
+@dataclass
+class Trio:
+    """A worker that is to go, and two that stay."""
+
+    victim: WorkerRig
+    heirs: tuple[WorkerRig, WorkerRig]
+    calls: WorkerCalls
+    stopped: list[str] = field(default_factory=list)
+
+    @property
+    def means(self) -> DrainMeans:
+        workers = {rig.worker_id: rig for rig in (self.victim, *self.heirs)}
+
+        async def stop(worker_id: str) -> None:
+            self.stopped.append(worker_id)
+
+        def known(worker_id: str) -> WorkerRecord | None:
+            return as_record(workers[worker_id]) if worker_id in workers else None
+
+        return DrainMeans(self.calls, BlindIndex(), known, lambda: [as_record(h) for h in self.heirs], stop)
+
+    async def cached(self, worker: WorkerRig, name: str, prompt: list[int]) -> int:
+        """Ask for one token; return what of the prompt was cached."""
+        (first, *_) = await worker.generate(worker.request(name, prompt, 1))
+        return int(first.cached_tokens)
+
+
+def as_record(rig: WorkerRig) -> WorkerRecord:
+    load = LoadReport(
+        blocks_total=256, blocks_free=rig.pool.usage().free, blocks_cached=rig.pool.usage().cached
+    )
+    return replace(record(rig.worker_id), address=rig.address, load=load)
+
+
+@asynccontextmanager
+async def trio(**options: object) -> AsyncIterator[Trio]:
+    calls = WorkerCalls(TOKEN)
+    async with (
+        running_worker("w1", transfer=TRANSFER, **options) as victim,  # type: ignore[arg-type]
+        running_worker("w2", transfer=TRANSFER) as left,
+        running_worker("w3", transfer=TRANSFER) as right,
+    ):
+        try:
+            yield Trio(victim, (left, right), calls)
+        finally:
+            await calls.retain(set())
+
+
+@pytest.mark.parametrize("handing_over", [True, False])
+async def test_survivors_keep_the_hot_hits_of_who_went_and_none_without_a_hand_over(
+    handing_over: bool,
+) -> None:
+    async with trio() as three:
+        for turn in range(2):
+            hot = [await three.cached(three.victim, f"{turn}/{n}", session(n)) for n in range(SESSIONS)]
+        progress = DrainProgress(DrainOrder("w1", 20.0, handing_over))
+        await drain(progress.order, three.means, progress)
+        assert progress.done and three.stopped == ["w1"] and not progress.note
+        kept = 0
+        for number in range(SESSIONS):
+            heirs = list(three.heirs)
+            random.Random(number).shuffle(heirs)
+            found = [await three.cached(heir, f"again/{number}", session(number)) for heir in heirs]
+            kept += max(found[0], found[1] if found[1] > len(SYSTEM) else 0)
+        if handing_over:
+            assert kept >= 0.8 * sum(hot)
+            assert progress.handed.blocks_done == progress.handed.blocks > 0
+        else:
+            assert kept <= 0.5 * sum(hot), "only what all begin with, computed again by the first who asked"
+        await at_rest(*three.heirs)
+
+
+async def test_a_draining_worker_takes_nothing_new_and_what_runs_goes_on() -> None:
+    async with trio(step_s=0.01) as three:
+        running = asyncio.create_task(
+            three.victim.generate(three.victim.request("runs", prompt_of(1, 8), 60))
+        )
+        await until(lambda: three.victim.service.open_streams > 0)
+        progress = DrainProgress(DrainOrder("w1", 20.0))
+        draining = asyncio.create_task(drain(progress.order, three.means, progress))
+        await until(lambda: three.victim.service.state is WorkerState.DRAINING)
+        with pytest.raises(Exception, match="is draining"):
+            await three.victim.generate(three.victim.request("new", prompt_of(2, 8)))
+        assert not three.stopped
+        tokens = [t for r in await running for update in r.updates for t in update.token_ids]
+        assert len(tokens) == 60
+        await draining
+        assert three.stopped == ["w1"] and progress.moved_requests == 0
+
+
+async def test_a_stream_that_never_ends_is_cut_off_at_the_bound() -> None:
+    """Known fault 84: a drain has an end."""
+    async with trio(step_s=0.01) as three:
+        call = three.victim.stub.Generate(
+            three.victim.request("endless", prompt_of(1, 8), 900), metadata=METADATA
+        )
+        await call.read()
+        progress = DrainProgress(DrainOrder("w1", 1.0))
+        await asyncio.wait_for(drain(progress.order, three.means, progress), 15.0)
+        assert progress.done and progress.moved_requests == 1 and three.stopped == ["w1"]
+        call.cancel()
+
+
+async def test_a_worker_that_is_unknown_or_silent_is_stopped_all_the_same() -> None:
+    async with trio() as three:
+        progress = DrainProgress(DrainOrder("w9", 5.0))
+        await drain(progress.order, three.means, progress)
+        assert progress.done and "not registered" in progress.note
+        await three.victim.server.stop(0)
+        progress = DrainProgress(DrainOrder("w1", 5.0))
+        await drain(progress.order, three.means, progress)
+        assert progress.done and "UNAVAILABLE" in progress.note
+        assert three.stopped == ["w9", "w1"]
+
+
+async def test_an_heir_that_has_died_costs_its_share_and_no_more() -> None:
+    async with trio() as three:
+        for number in range(SESSIONS):
+            await three.cached(three.victim, f"a/{number}", session(number))
+        left, right = three.heirs
+        await right.server.stop(0)
+        progress = HandOver()
+        await hand_over(
+            as_record(three.victim), [as_record(left), as_record(right)], three.calls, BlindIndex(), progress
+        )
+        assert 0 < progress.chains_done < progress.chains and progress.failed and "w3" in progress.error
+        assert left.pool.usage().cached > 0
+
+
+async def test_nobody_is_given_more_than_its_room() -> None:
+    async with trio() as three:
+        for number in range(SESSIONS):
+            await three.cached(three.victim, f"a/{number}", session(number))
+        small = replace(as_record(three.heirs[0]), load=LoadReport(blocks_total=256, blocks_free=20))
+        progress = HandOver()
+        await hand_over(as_record(three.victim), [small], three.calls, BlindIndex(), progress)
+        assert 0 < three.heirs[0].pool.usage().cached <= 20
+        full = replace(small, load=LoadReport(blocks_total=256))
+        await hand_over(as_record(three.victim), [full], three.calls, BlindIndex(), progress)
+        assert progress.error == "no survivor has room"
+
+
+async def test_states_are_set_by_name_and_only_those_that_may_be() -> None:
+    async with trio() as three:
+        victim = as_record(three.victim)
+        assert await three.calls.set_state(victim, WorkerState.DRAINING) == 0
+        assert await three.calls.set_state(victim, WorkerState.SERVING) == 0
+        assert len(await three.victim.generate(three.victim.request("a", prompt_of(3, 8)))) > 0
+        for wrong in ("stopped", "warming", ""):
+            request = worker_pb2.SetStateRequest(worker_id="w1", state=wrong)
+            with pytest.raises(Exception, match=f"state: must be one of serving, draining, is '{wrong}'"):
+                await three.victim.stub.SetState(request, metadata=METADATA)
+        request = worker_pb2.SetStateRequest(worker_id="w2", state="serving")
+        with pytest.raises(Exception, match="this is 'w1'"):
+            await three.victim.stub.SetState(request, metadata=METADATA)
+        await three.victim.service.close_doors()
+        with pytest.raises(Exception, match="is stopping"):
+            await three.victim.stub.SetState(
+                worker_pb2.SetStateRequest(worker_id="w1", state="serving"), metadata=METADATA
+            )
