@@ -35,6 +35,7 @@ from kvhive.router.policies import make_policy
 from kvhive.router.predicted_blocks import PredictedBlocks
 from kvhive.router.prompt import PromptPreparer
 from kvhive.router.redis_connection import open_redis
+from kvhive.router.router_audit import RouterAudit
 from kvhive.router.supervision import Supervisor
 from kvhive.router.tokenizer import TextTokenizer
 from kvhive.router.worker_client import GrpcWorkerClient
@@ -80,7 +81,7 @@ async def run_router(
         tokenizer = await loop.run_in_executor(executor, _load_tokenizer, options)
         log.info("block hashes by=%s", (await hashing).name)
         supervisor = await stack.enter_async_context(Supervisor(stop))
-        state, view = await stack.enter_async_context(_routing_state(options, supervisor))
+        state, view, mirror = await stack.enter_async_context(_routing_state(options, supervisor))
         workers = GrpcWorkerClient(options.cluster_token)
         stack.push_async_callback(workers.close)
         metrics = RequestMetrics()
@@ -88,7 +89,8 @@ async def run_router(
         frontend = MeteredFrontend(dispatcher, metrics, time.monotonic)
         config = options.config.router
         app = create_app(frontend, metrics.registry, config.max_request_bytes)
-        doors = Doors(config, InferenceService(frontend, view.describe), app)
+        audit = RouterAudit(state.registry, mirror, state.loads, workers)
+        doors = Doors(config, InferenceService(frontend, view.describe, audit.take), app)
         supervisor.start(_keep_house(doors, state.registry, workers))
         ready(await doors.open())
         await stop.wait()
@@ -100,7 +102,7 @@ async def run_router(
 @asynccontextmanager
 async def _routing_state(
     options: RouterOptions, supervisor: Supervisor
-) -> AsyncIterator[tuple[RoutingState, ClusterView]]:
+) -> AsyncIterator[tuple[RoutingState, ClusterView, KvIndexMirror]]:
     """Open what routing reads, and keep it fed from Redis until the end."""
     config = options.config
     client = open_redis(options.redis_url, config.redis.timeout_s)
@@ -124,7 +126,7 @@ async def _routing_state(
     supervisor.start(registry.run())
     supervisor.start(index.run())
     async with client:
-        yield RoutingState(registry, index, predicted, loads), view
+        yield RoutingState(registry, index, predicted, loads), view, mirror
 
 
 def _dispatcher(

@@ -18,7 +18,7 @@ from kvhive.router.predicted_blocks import PredictedBlocks
 from kvhive.router.prompt import PreparedPrompt
 from kvhive.router.routing_cost import CostTable, compare
 from kvhive.router.routing_policy import Decision, RouteRequest, RoutingPolicy
-from kvhive.router.worker_registry import WorkerRegistry
+from kvhive.router.worker_registry import WorkerRegistry, WorkerView
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class Placer:
     def weigh(self, prompt: PreparedPrompt, max_tokens: int, avoid: Collection[str] = ()) -> Placement:
         """Say where a request would go now, and record nothing. Raises as `place` does."""
         now, state, fleet = self._clock(), self._state, self._fleet
-        fleet.update(state.registry.routable(now), now)
+        fleet.update(self._worth_trying(avoid, now), now)
         # An index nobody has heard of for too long is no advice at all: go by load and home alone.
         fresh = state.index.staleness_s() <= self._stale_after_s
         matches = state.index.match(prompt.keys) if fresh else {}
@@ -121,7 +121,8 @@ class Placer:
         )
         self._note_shared(route, table, prompt.keys)
         decision = self._decide(route, table)
-        excluded = dict(state.registry.excluded(now))
+        reasons = state.registry.excluded(now)
+        excluded = {each: why for each, why in reasons.items() if each not in everybody.worker_ids}
         if len(table) < len(everybody):
             excluded |= dict.fromkeys(avoid, "it was lost or full with this request")
             small = set(allowed.worker_ids) - set(table.worker_ids)
@@ -140,6 +141,14 @@ class Placer:
             reachable_tokens=int(greatest(table.matched_blocks)) * self._block_size,
             source=source,
         )
+
+    def _worth_trying(self, avoid: Collection[str], now: float) -> list[WorkerView]:
+        """Return the workers to choose from. Where nobody else is left, one that has failed others is better
+        than a refusal: it may be well by now, and saying so costs it a failover."""
+        up = self._state.registry.routable(now)
+        if all(view.record.worker_id in avoid for view in up):
+            return self._state.registry.serving()
+        return up
 
     def _source(
         self, route: RouteRequest, table: CandidateTable, row: int, decision: Decision
