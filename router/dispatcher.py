@@ -138,8 +138,10 @@ class Dispatcher:
         sampling = request.sampling
         max_tokens = resolve_max_tokens(len(prompt.token_ids), sampling, model.max_context)
         if sampling.max_tokens is None:  # the caller named no number: what every pool can hold is meant
-            room = self._largest_pool() - len(prompt.token_ids)
-            max_tokens = max(1, sampling.min_tokens, min(max_tokens, room))
+            pool = self._largest_pool()
+            if pool:  # else nobody serves, or has said how large its own is: placing will say so
+                room = pool - len(prompt.token_ids)
+                max_tokens = max(1, sampling.min_tokens, min(max_tokens, room))
         ends = () if sampling.ignore_eos else self._tokenizer.eos_token_ids
         wire_id = f"req-{secrets.token_hex(12)}"
         return Generation(
@@ -247,5 +249,5 @@ class Dispatcher:
             raise InvalidRequest("model", f"must be {self._model.name!r}, is {name[:100]!r}")
 
     def _largest_pool(self) -> int:
-        views = self._state.registry.routable(self._clock())
+        views = self._state.registry.serving()
         return max((v.record.load.blocks_total * v.record.block_size for v in views), default=0)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import secrets
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import click
@@ -30,7 +32,7 @@ from kvhive.scripts.chaos_trouble import Trouble
 from kvhive.scripts.chaos_work import make_work
 from kvhive.scripts.progress import Progress, show_progress
 
-EPISODE_S = 60.0
+EPISODE_S = 120.0
 """Load and faults for so long, and then a look at what is left while all is quiet."""
 MOST_VIOLATING_EPISODES = 5
 """After so many in which something was wrong, a run ends: more would say the same."""
@@ -59,7 +61,7 @@ class ChaosRun:
         self._progress = progress
         self._clients = [OutsideClient(r.name, r.grpc, r.http) for r in cluster.routers]
         self._trouble = Trouble()
-        work = make_work(plan.seed, plan.kinds, MODEL.vocabulary)
+        work = make_work(plan.seed, plan.kinds, MODEL.vocabulary, MODEL.context)
         self._load = Load(self._clients, work, self._trouble, plan.seed)
         self._faults = Faults(cluster, self._trouble, plan.seed)
         self._invariants = Invariants(cluster, self._clients)
@@ -131,13 +133,15 @@ class ChaosRun:
         }
 
 
-def run_chaos(plan: ChaosPlan, size: ClusterSize, progress: Progress) -> dict[str, Any]:
+def run_chaos(
+    plan: ChaosPlan, size: ClusterSize, progress: Progress, logs: Path | None = None
+) -> dict[str, Any]:
     """Make a cluster, strike it, and return what came of it. Raises ClusterError, RuntimeError."""
 
     async def strike(cluster: ChaosCluster) -> dict[str, Any]:
         return await ChaosRun(cluster, plan, progress).run()  # its clients belong to this event loop
 
-    with chaos_cluster(size) as cluster:
+    with chaos_cluster(size, logs) as cluster:
         return asyncio.run(strike(cluster))
 
 
@@ -164,21 +168,24 @@ def _print(result: Mapping[str, Any], as_json: bool) -> None:
 @click.command()
 @click.option("--seconds", type=click.FloatRange(1, 86_400), default=60, show_default=True)
 @click.option("--seed", default="", help="Same seed, same requests and dice; by default a new one.")
-@click.option("--rate", type=click.FloatRange(0.1, 100), default=3, show_default=True, help="Requests/s.")
+@click.option("--rate", type=click.FloatRange(0.1, 100), default=2, show_default=True, help="Requests/s.")
 @click.option("--gap", type=click.FloatRange(0.05, 600), default=1.2, show_default=True, help="S to a fault.")
 @click.option("--workers", type=click.IntRange(2, 16), default=3, show_default=True)
 @click.option("--routers", type=click.IntRange(1, 8), default=2, show_default=True)
 @click.option("--redis", type=click.Choice(["single", "sentinel"]), default="sentinel", show_default=True)
 @click.option("--links/--no-links", default=None, help="Network namespaces; by default where possible.")
+@click.option("--logs", type=click.Path(path_type=Path, exists=False), help="Say all; keep logs there.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def main(seconds: float, seed: str, rate: float, gap: float, as_json: bool, **size: Any) -> None:
     """Kill, freeze, restart and cut off the parts of a cluster under load, and check every answer."""
+    level = logging.INFO if size["logs"] else logging.WARNING
+    logging.basicConfig(level=level, format="time=%(asctime)s level=%(levelname)s at=%(name)s %(message)s")
     links = private_network.possible() if size["links"] is None else size["links"]
     wanted = ClusterSize(size["workers"], size["routers"], size["redis"] == "sentinel", links)
     plan = ChaosPlan(seconds, seed or secrets.token_hex(4), rate, gap)
     try:
         with _shown(as_json) as progress:
-            result = run_chaos(plan, wanted, progress)
+            result = run_chaos(plan, wanted, progress, size["logs"])
     except (ClusterError, RuntimeError) as error:
         raise click.ClickException(str(error)) from error
     _print(result, as_json)

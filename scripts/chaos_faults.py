@@ -24,7 +24,7 @@ from kvhive.scripts.chaos_cluster import STOP_S, ChaosCluster, RouterProcess
 from kvhive.scripts.chaos_redis import RedisServer
 from kvhive.scripts.chaos_trouble import Trouble
 
-LONGEST_FREEZE_S = 6.0
+LONGEST_FREEZE_S = 8.0
 """Longer than a lease, so that some of the frozen are given up and some are not."""
 LONGEST_ABSENCE_S = 2.0
 MOST_AT_ONCE = 8
@@ -62,7 +62,7 @@ class Faults:
             Fault("redis_flush", 2, lambda: self._at_redis(self._flush_redis)),
             Fault("redis_kill", 1, lambda: self._at_redis(self._kill_redis)),
             Fault("redis_freeze", 2, lambda: self._at_redis(self._freeze_redis)),
-            Fault("all_workers", 0.3, self._at_all_workers),
+            Fault("all_workers", 2, self._at_all_workers),
         ]
         if cluster.redis.watcher is not None:
             self.kinds.append(Fault("redis_failover", 1.5, lambda: self._at_redis(self._fail_redis_over)))

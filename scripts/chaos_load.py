@@ -8,6 +8,7 @@ attempt is held to the same promise: a complete and correct answer, or one clear
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections import Counter
@@ -19,8 +20,12 @@ from kvhive.scripts.chaos_client import Ending, OutsideClient, backoff
 from kvhive.scripts.chaos_trouble import Trouble
 from kvhive.scripts.chaos_work import Transcript, Work, stopped
 
+log = logging.getLogger(__name__)
+
 DEADLINE_S = 60.0
 """After this long a request has failed, however loaded the machine is."""
+HANG_S = 20.0
+"""Who has heard nothing for so long at the deadline has been forgotten; all others are late."""
 DARK_S = 10.0
 """A request that begins so soon after a moment without any worker need not be answered."""
 MOST_IN_FLIGHT = 64
@@ -177,10 +182,12 @@ class Load:
         where = f"{work.kind} {work.number} by {client.name}"
         for difference in seen.differences(self._expected[work.number], ending is Ending.ANSWERED):
             self.tally.violated(f"{where}, {ending.value}: {difference}")
+        if ending not in (Ending.ANSWERED, Ending.LEFT):
+            log.info("%s: %s: %s; %s", where, ending.value, said, seen.progress)
         if ending is Ending.REFUSED:
             self.tally.refusals[_gist(said)] += 1
-        if ending is Ending.EXPIRED and not may_expire:
-            self.tally.violated(f"{where}: no answer and no error in time: {said}")
+        if ending is Ending.EXPIRED and not may_expire and seen.silent_s > HANG_S:
+            self.tally.violated(f"{where}: no answer and no error in time: {said}; {seen.progress}")
         if ending is Ending.BROKEN or ending is Ending.WRONG:
             self.tally.refusals[f"{ending.value}: {_gist(said)}"] += 1
             if self._trouble.quiet_since(client.name, mark):
