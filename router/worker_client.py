@@ -24,6 +24,7 @@ _CHANNEL_OPTIONS = [
     ("grpc.keepalive_timeout_ms", 1000),
     ("grpc.http2.ping_timeout_ms", 1000),
     ("grpc.min_reconnect_backoff_ms", 2000),  # as long may connecting take, too
+    ("grpc.max_reconnect_backoff_ms", 2000),  # by default minutes, in which a worker that is back is refused
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.http2.max_pings_without_data", 0),
     (
@@ -110,6 +111,11 @@ class GrpcWorkerClient:
             )
         except grpc.aio.AioRpcError as error:  # its stream will say what is wrong with it
             log.debug("not stopped request_id=%s choices=%s: %s", request_id, choices, error.code().name)
+
+    def open_requests(self) -> int:
+        """Requests that have not ended, at all workers."""
+        sessions = (connection.session for connection in self._connections.values())
+        return sum(session.requests for session in sessions if session is not None)
 
     async def retain(self, addresses: Collection[str]) -> None:
         """Close the channels to all other addresses, but for those with a stream that still goes on."""

@@ -13,10 +13,12 @@ from typing import Any, TypeVar
 
 import grpc
 
+from kvhive.proto.block_hash import BlockKey, keys_digest
 from kvhive.proto.errors import InvalidRequest, KvhiveError, TimedOut
 from kvhive.proto.index_schema import WorkerState
 from kvhive.proto.transport import CLUSTER_TOKEN_KEY
 from kvhive.proto.v1 import worker_pb2, worker_pb2_grpc
+from kvhive.worker.block_pool import BlockPool
 from kvhive.worker.engine import Engine, Output
 from kvhive.worker.hot_chains import HotBounds
 from kvhive.worker.kv_transfer import KvTransfer
@@ -231,6 +233,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     ) -> worker_pb2.GetStatusResponse:
         """Report the accounting as of the end of the last step."""
         engine = await self._engine_or_abort(context)
+        audit = await self._audit(engine) if request.audit else None
         load = engine.load
         return worker_pb2.GetStatusResponse(
             worker_id=self.worker_id,
@@ -250,7 +253,36 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             sent_blocks=engine.desk.sent_blocks,
             pull_latency_s=load.pull_latency_s,
             pull_bytes_per_s=load.pull_bytes_per_s,
+            audit=audit,
         )
+
+    async def _audit(self, engine: Engine) -> worker_pb2.WorkerAudit:
+        audit = worker_pb2.WorkerAudit(
+            open_requests=len(self._streams), sessions=len(self._sessions), tasks=len(asyncio.all_tasks())
+        )
+
+        def look(pool: BlockPool) -> tuple[list[BlockKey], int]:
+            return pool.keys(), pool.usage().pinned
+
+        keys, audit.pinned_blocks = await self._from_engine(
+            lambda done: engine.look_at(lambda pool: done(look(pool))), AUDIT_TIMEOUT_S
+        )
+        audit.blocks, audit.digest = len(keys), keys_digest(keys)
+        return audit
+
+    async def _in_engine(self, ask: Callable[[Callable[[T], None]], None], timeout_s: float) -> T:
+        """Let the engine's thread do something between two steps; return what it says when it is done."""
+        answer: asyncio.Future[T] = self._loop.create_future()
+
+        def settle(result: T) -> None:
+            if not answer.done():  # else the caller has gone
+                answer.set_result(result)
+
+        def done(result: T) -> None:
+            self._loop.call_soon_threadsafe(settle, result)
+
+        ask(done)
+        return await asyncio.wait_for(answer, timeout_s)
 
     async def ClearCache(
         self, request: worker_pb2.ClearCacheRequest, context: Any

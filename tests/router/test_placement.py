@@ -138,8 +138,22 @@ async def test_a_worker_that_cools_down_is_not_asked(routing: Routing) -> None:
     routing.state.registry.report_failure("w1", epoch=1)
     assert routing.place(prompt).worker_id == "w2"
     routing.state.registry.report_failure("w2", epoch=2)
+    placement = routing.place(prompt)
+    assert placement.worker_id == "w1", "nobody else is left: better than a refusal"
+    assert not placement.decision.excluded
     with pytest.raises(Unavailable):
-        routing.place(prompt)
+        routing.placer.weigh(prompt, 16, avoid=("w1", "w2"))
+
+
+async def test_a_pool_that_nobody_has_told_of_yet_is_no_reason_to_refuse_for_good(
+    routing: Routing, index_redis: Redis
+) -> None:
+    """As INVALID_ARGUMENT a client would believe that its prompt is too long, and not come back."""
+    for number, worker_id in enumerate(("w1", "w2"), start=11):
+        await register(index_redis, record(worker_id, number, load=LoadReport()))
+    await routing.state.registry.poll()
+    with pytest.raises(Unavailable, match="no worker has said yet how much its pool holds"):
+        routing.place(prompt_of(100))
 
 
 async def test_an_index_that_is_too_old_is_no_advice(routing: Routing) -> None:
