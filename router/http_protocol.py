@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any, cast
+
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEADER_BYTES = 64 * 1024
@@ -14,6 +17,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     _overhead = 0
     """Bytes of the present message that were not body."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin a connection."""
+        super().connection_made(cast(asyncio.Transport, _HeadWithBody(cast(asyncio.Transport, transport))))
 
     def data_received(self, data: bytes) -> None:
         """Take in what a client sent."""
@@ -31,3 +38,29 @@ class BoundedProtocol(HttpToolsProtocol):
         """Take in the end of a request; what follows is the next one."""
         self._overhead = 0
         super().on_message_complete()
+
+
+class _HeadWithBody:
+    """A transport that keeps a response's head until what comes next, which the server writes at once.
+
+    Each write is a system call of ours, and wakes the client.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head = b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if data.startswith(b"HTTP/1.1 ") and data.endswith(b"\r\n\r\n") and data[9:10] != b"1":
+            self._head = data
+        else:
+            self._transport.write(self._head + data)
+            self._head = b""
+
+    def close(self) -> None:
+        if self._head:
+            self.write(b"")
+        self._transport.close()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from tokenizers import Tokenizer
 
@@ -14,9 +15,9 @@ from kvhive.proto.block_hash import pack_tokens
 from kvhive.router.text_cuts import ends_visibly, may_be_cut
 
 MAX_WORDS = 100_000
-"""About 20 MB. When there are more, all are forgotten: those in use are soon known again."""
-MAX_WORD_CHARS = 32
-"""Longer ones, such as two words with the markup between two messages, seldom come back."""
+"""20 MB of usual ones, 100 MB of the longest. With more, all are forgotten: those in use soon come back."""
+MAX_WORD_CHARS = 128
+"""Enough for two words and the markup between two messages."""
 MAX_NEW_WORDS = 256
 """Learned of one text, because alone a word takes the library three times as long as in a text."""
 
@@ -56,37 +57,42 @@ class KnownWords:
         self._max_words = max_words
         self._known: dict[str, bytes] = {}
         """Packed ids of words with a space before them, by the word without it; each ends visibly."""
+        self._at_ends: dict[tuple[bool, str], bytes] = {}
+        """The same of what texts begin with, without a space, and (True) end with, however that ends."""
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._known) + len(self._at_ends)
 
     def look_up(self, text: str, add_special_tokens: bool) -> PartlyKnown:
-        """Cut a text, and say what of it is known: never what it begins and ends with."""
+        """Cut a text, and say what of it is known."""
         if self._ends is None:
             return PartlyKnown([text], add_special_tokens)
         known, parts = self._known, text.split(" ")
         ids: list[bytes | None] = [None, *map(known.get, parts[1:-1]), None][: len(parts)]
         pieces: list[str | bytes] = []
-        start = new = 0
+        new: set[str] = set()
+        start = 0
         for row in [row for row, found in enumerate(ids) if found is None]:
             if row < start:
                 continue
             if start < row:
-                pieces.append(b"".join(filter(None, ids[start:row])))
-            start = row + 1 if new < MAX_NEW_WORDS else len(parts)  # then the rest is one piece
+                pieces.append(b"".join(cast("list[bytes]", ids[start:row])))
+            start = row + 1 if len(new) < MAX_NEW_WORDS else len(parts)  # then the rest is one piece
             while start < len(parts) and not ends_visibly(parts[start - 1]):
                 start += 1
             word = " ".join(parts[row:start])
-            seen = known.get(word) if row > 0 and start < len(parts) else None
+            seen = self._at_ends.get((row > 0, word)) if start == len(parts) or not row else known.get(word)
+            if seen is None:
+                new.add(word)
             pieces.append(" " * (row > 0) + word if seen is None else seen)
-            new += seen is None
         return PartlyKnown(pieces, ends=self._ends if add_special_tokens else (b"", b""))
 
     def complete(self, text: PartlyKnown) -> bytes:
         """Return the packed ids of the whole text, having tokenised what of it was not known."""
         unknown = list(dict.fromkeys(text.unknown))
         found = dict(zip(unknown, self._tokenized(unknown, text.special), strict=True))
-        self._learn({word: found[word] for word in text.unknown[1:-1]})
+        if found and self._ends is not None:
+            self._learn(text.pieces, found)
         between = (found[piece] if isinstance(piece, str) else piece for piece in text.pieces)
         return b"".join((text.ends[0], *between, text.ends[1]))
 
@@ -95,11 +101,16 @@ class KnownWords:
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=special) if texts else ()
         return [pack_tokens(encoding.ids) for encoding in encodings]
 
-    def _learn(self, found: Mapping[str, bytes]) -> None:
-        new = {piece[1:]: ids for piece, ids in found.items() if len(piece) <= MAX_WORD_CHARS}
-        if len(self._known) + len(new) > self._max_words:
-            self._known = {}  # whoever reads the old one goes on with it
-        self._known.update(new)
+    def _learn(self, pieces: Sequence[str | bytes], found: Mapping[str, bytes]) -> None:
+        if len(self) + len(found) > self._max_words:
+            self._known, self._at_ends = {}, {}  # whoever reads the old ones goes on with them
+        last = len(pieces) - 1
+        for row, piece in enumerate(pieces):
+            if isinstance(piece, str) and len(piece) <= MAX_WORD_CHARS:
+                if 0 < row < last:
+                    self._known[piece[1:]] = found[piece]
+                else:
+                    self._at_ends[row > 0, piece[row > 0 :]] = found[piece]
 
 
 def _special_ends(tokenizer: Tokenizer) -> tuple[bytes, bytes] | None:

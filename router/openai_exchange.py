@@ -153,8 +153,7 @@ class CompletionExchange(Response):
         # With include_usage, every other chunk says that its usage is null.
         extra: dict[str, Any] = {"usage": None} if self._asked.include_usage else {}
         openings = [piece for index in self._choices if (piece := shape.opening(index)) is not None]
-        if openings:
-            await _write(send, b"".join(sse_event(piece | extra) for piece in openings))
+        await _write(send, b"".join(sse_event(piece | extra) for piece in openings))  # if none: the head
         news = NewsEvents(shape, extra)
         try:
             async for event in events:

@@ -40,19 +40,27 @@ def test_new_known_and_partly_known_texts_all_equal_the_whole(tokenizer: Tokeniz
         assert len(words) <= most
 
 
-def test_a_text_of_known_words_costs_its_first_and_last(tokenizer: Tokenizer) -> None:
+def test_a_text_of_known_words_costs_nothing(tokenizer: Tokenizer) -> None:
     words = KnownWords(tokenizer)
-    encoded(words, long_text(1))
-    begun = words.look_up("first " + long_text(2) + " last", add_special_tokens=True)
-    assert begun.unknown_chars == len("first" + " last")
-    ids = tokenizer.encode("first " + long_text(2) + " last").ids
-    assert unpack_tokens(words.complete(begun)) == ids
+    encoded(words, f"first {long_text(1)} last")
+    for begin, end, unknown in (("first", "last", 0), ("hello", "last", 5), ("first", "hello", 6)):
+        text = f"{begin} {long_text(2)} {end}"
+        begun = words.look_up(text, add_special_tokens=True)
+        assert begun.unknown_chars == unknown
+        assert unpack_tokens(words.complete(begun)) == tokenizer.encode(text).ids
+
+
+def test_a_word_that_begins_a_text_is_not_the_same_inside_one(tokenizer: Tokenizer) -> None:
+    words = KnownWords(tokenizer)
+    for text in ("hello hello hello end", " hello hello  hello end", "  hello  hello end", "hello  end  end"):
+        for _ in range(2):
+            assert encoded(words, text) == tokenizer.encode(text, add_special_tokens=False).ids, text
 
 
 def test_white_space_of_any_length_is_a_part_of_a_word(tokenizer: Tokenizer) -> None:
     words, text = KnownWords(tokenizer), "def hello\n    world  hello\n\n    world" * 100 + " end"
     assert encoded(words, text) == tokenizer.encode(text, add_special_tokens=False).ids
-    assert words.look_up(text, False).unknown_chars == len("def end")
+    assert words.look_up(text, False).unknown_chars == 0
     assert encoded(words, text) == tokenizer.encode(text, add_special_tokens=False).ids
 
 
@@ -66,21 +74,19 @@ def test_what_ends_a_text_is_not_taken_for_a_word_in_one(tokenizer: Tokenizer) -
 def test_words_are_bounded_in_number_and_length(tokenizer: Tokenizer) -> None:
     words = KnownWords(tokenizer, max_words=300)
     for start in range(0, 4000, 200):
-        encoded(
-            words, " ".join(map(str, range(start, start + 202)))
-        )  # of which the first and last are no words
+        encoded(words, " ".join(map(str, range(start, start + 202))))
         assert 200 <= len(words) <= 300
     before = len(words)
-    encoded(words, f"a {'x' * MAX_WORD_CHARS} b")
+    encoded(words, " ".join(letter * (MAX_WORD_CHARS + 1) for letter in "abc"))
     assert len(words) == before
 
 
 def test_of_a_text_of_new_words_a_bounded_number_is_learned(tokenizer: Tokenizer) -> None:
     words = KnownWords(tokenizer)
     text = " ".join(map(str, range(MAX_NEW_WORDS * 3)))
-    for turn in range(1, 5):
+    for learned in (MAX_NEW_WORDS, 2 * MAX_NEW_WORDS, 3 * MAX_NEW_WORDS, 3 * MAX_NEW_WORDS):
         assert encoded(words, text, special=True) == tokenizer.encode(text).ids
-        assert len(words) == min((MAX_NEW_WORDS - 1) * turn, MAX_NEW_WORDS * 3 - 2)
+        assert len(words) == learned
 
 
 def test_special_tokens_stand_where_the_library_puts_them(tokenizer: Tokenizer) -> None:
@@ -91,7 +97,7 @@ def test_special_tokens_stand_where_the_library_puts_them(tokenizer: Tokenizer) 
     for text in ("", "hello", long_text(1), long_text(1)):
         assert encoded(words, text, special=True) == tokenizer.encode(text).ids
         assert encoded(words, text) == tokenizer.encode(text, add_special_tokens=False).ids
-    assert len(words) == 5
+    assert len(words) == 8
 
 
 def test_a_vocabulary_that_may_not_be_cut_gets_its_texts_whole(tokenizer: Tokenizer) -> None:
