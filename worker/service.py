@@ -265,24 +265,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             return pool.keys(), pool.usage().pinned
 
         keys, audit.pinned_blocks = await self._from_engine(
-            lambda done: engine.look_at(lambda pool: done(look(pool))), AUDIT_TIMEOUT_S
+            lambda done: engine.look_at(lambda pool: done(look(pool)))
         )
         audit.blocks, audit.digest = len(keys), keys_digest(keys)
         return audit
-
-    async def _in_engine(self, ask: Callable[[Callable[[T], None]], None], timeout_s: float) -> T:
-        """Let the engine's thread do something between two steps; return what it says when it is done."""
-        answer: asyncio.Future[T] = self._loop.create_future()
-
-        def settle(result: T) -> None:
-            if not answer.done():  # else the caller has gone
-                answer.set_result(result)
-
-        def done(result: T) -> None:
-            self._loop.call_soon_threadsafe(settle, result)
-
-        ask(done)
-        return await asyncio.wait_for(answer, timeout_s)
 
     async def ClearCache(
         self, request: worker_pb2.ClearCacheRequest, context: Any
