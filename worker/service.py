@@ -18,7 +18,6 @@ from kvhive.proto.errors import InvalidRequest, KvhiveError, TimedOut
 from kvhive.proto.index_schema import WorkerState
 from kvhive.proto.transport import CLUSTER_TOKEN_KEY
 from kvhive.proto.v1 import worker_pb2, worker_pb2_grpc
-from kvhive.worker.block_pool import BlockPool
 from kvhive.worker.engine import Engine, Output
 from kvhive.worker.hot_chains import HotBounds
 from kvhive.worker.kv_transfer import KvTransfer
@@ -261,12 +260,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             open_requests=len(self._streams), sessions=len(self._sessions), tasks=len(asyncio.all_tasks())
         )
 
-        def look(pool: BlockPool) -> tuple[list[BlockKey], int]:
-            return pool.keys(), pool.usage().pinned
+        def look(done: Callable[[tuple[list[BlockKey], int]], None]) -> None:
+            engine.look_at(lambda pool: done((pool.keys(), pool.usage().pinned)))
 
-        keys, audit.pinned_blocks = await self._from_engine(
-            lambda done: engine.look_at(lambda pool: done(look(pool)))
-        )
+        keys, audit.pinned_blocks = await self._from_engine(look)
         audit.blocks, audit.digest = len(keys), keys_digest(keys)
         return audit
 
