@@ -28,6 +28,7 @@ DIGEST_BYTES = 32
 BLOCK_KEY_BYTES = 16
 HASH_VERSION = b"kvhive-block-1"
 _ROOT_VERSION = b"kvhive-root-1"
+_DIGEST_BYTES = 8
 EXTRA_TAGS = ("adapter", "media", "salt")
 """The kinds of extras, each with its own tag, so that a salt "x" and an adapter "x" never meet."""
 
@@ -110,3 +111,14 @@ def _pieces(piece: str, count: int) -> struct.Struct:
 def block_key(block_hash: BlockHash) -> BlockKey:
     """Return the index key of a block hash."""
     return BlockKey(block_hash[:BLOCK_KEY_BYTES])
+
+
+def keys_digest(keys: Iterable[BlockKey]) -> int:
+    """Return 64 bits that are the same for the same keys in any order: to compare sets that are far apart.
+
+    Keys are hashes already, so their exclusive or is as good as any.
+    """
+    digest = 0
+    for key in keys:
+        digest ^= int.from_bytes(key[:_DIGEST_BYTES], "little")
+    return digest

@@ -37,6 +37,7 @@ from kvhive.router.policies import make_policy
 from kvhive.router.predicted_blocks import PredictedBlocks
 from kvhive.router.prompt import PromptPreparer
 from kvhive.router.redis_connection import open_redis
+from kvhive.router.router_audit import RouterAudit
 from kvhive.router.supervision import Supervisor
 from kvhive.router.tokenizer import TextTokenizer
 from kvhive.router.worker_client import GrpcWorkerClient
@@ -82,7 +83,7 @@ async def run_router(
         tokenizer = await loop.run_in_executor(executor, _load_tokenizer, options)
         log.info("block hashes by=%s", (await hashing).name)
         supervisor = await stack.enter_async_context(Supervisor(stop))
-        state, view = await stack.enter_async_context(_routing_state(options, supervisor))
+        state, view, mirror = await stack.enter_async_context(_routing_state(options, supervisor))
         workers = GrpcWorkerClient(options.cluster_token)
         stack.push_async_callback(workers.close)
         metrics = RequestMetrics()
@@ -93,7 +94,10 @@ async def run_router(
         frontend = MeteredFrontend(dispatcher, metrics, time.monotonic)
         config = options.config.router
         app = create_app(frontend, metrics.registry, config.max_request_bytes, timed_out=metrics.timed_out)
-        doors = Doors(config, InferenceService(frontend, lambda: _described(view, dispatcher)), app)
+        audit = RouterAudit(state.registry, mirror, state.loads, workers)
+        doors = Doors(
+            config, InferenceService(frontend, lambda: _described(view, dispatcher), audit.take), app
+        )
         supervisor.start(_keep_house(doors, state.registry, workers))
         ready(await doors.open())
         await stop.wait()
@@ -119,7 +123,7 @@ def _described(view: ClusterView, dispatcher: Dispatcher) -> pb.GetClusterRespon
 @asynccontextmanager
 async def _routing_state(
     options: RouterOptions, supervisor: Supervisor
-) -> AsyncIterator[tuple[RoutingState, ClusterView]]:
+) -> AsyncIterator[tuple[RoutingState, ClusterView, KvIndexMirror]]:
     """Open what routing reads, and keep it fed from Redis until the end."""
     config = options.config
     client = open_redis(options.redis_url, config.redis.timeout_s)
@@ -143,7 +147,7 @@ async def _routing_state(
     supervisor.start(registry.run())
     supervisor.start(index.run())
     async with client:
-        yield RoutingState(registry, index, predicted, loads), view
+        yield RoutingState(registry, index, predicted, loads), view, mirror
 
 
 def _dispatcher(

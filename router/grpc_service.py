@@ -58,9 +58,15 @@ _REASONS = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
 class InferenceService(inference_pb2_grpc.InferenceServicer):
     """The RPCs of one router."""
 
-    def __init__(self, frontend: TokenizingFrontend, cluster: Callable[[], pb.GetClusterResponse]) -> None:
+    def __init__(
+        self,
+        frontend: TokenizingFrontend,
+        cluster: Callable[[], pb.GetClusterResponse],
+        audit: Callable[[], pb.RouterAudit] = pb.RouterAudit,
+    ) -> None:
         self._frontend = frontend
         self._cluster = cluster
+        self._audit = audit
         self._draining = False
         self._streams = 0
         self._idle = asyncio.Event()
@@ -121,7 +127,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     async def GetCluster(self, request: pb.GetClusterRequest, context: Any) -> pb.GetClusterResponse:
         """Describe the cluster as this router sees it."""
-        return self._cluster()
+        answer = self._cluster()
+        if request.audit:
+            answer.audit.CopyFrom(self._audit())
+        return answer
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
         """List the models that can be named."""

@@ -126,6 +126,11 @@ class KvIndexMirror:
         slot = self._slots.get(worker_id)
         return len(slot.keys) if slot else 0
 
+    def held(self, worker_id: str) -> list[BlockKey]:
+        """Return the keys of the blocks known to be held by a worker; O(blocks), for checks."""
+        slot = self._slots.get(worker_id)
+        return list(slot.keys) if slot else []
+
     def total_blocks(self) -> int:
         """(worker, block) pairs of all workers."""
         return sum(len(slot.keys) for slot in self._slots.values())

@@ -126,6 +126,10 @@ class LoadTracker:
         self._pools.drop(worker_id)
         self._changed.add(worker_id)
 
+    def requests(self) -> int:
+        """Requests that are expected at some worker."""
+        return len(self._worker_of)
+
     def take_changed(self) -> set[str]:
         """Return the workers of which something changed since the last call."""
         changed, self._changed = self._changed, set()

@@ -20,7 +20,7 @@ from kvhive.router.predicted_ttft import predicted_ttft_s
 from kvhive.router.prompt import PreparedPrompt
 from kvhive.router.routing_cost import CostTable, compare
 from kvhive.router.routing_policy import Decision, RouteReason, RouteRequest, RoutingPolicy
-from kvhive.router.worker_registry import WorkerRegistry
+from kvhive.router.worker_registry import WorkerRegistry, WorkerView
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ class Placer:
     ) -> Placement:
         """Say where a request would go now, and record nothing. Raises as `place` does."""
         now, state, fleet = self._clock(), self._state, self._fleet
-        fleet.update(state.registry.routable(now), now)
+        fleet.update(self._worth_trying(avoid, now), now)
         # An index nobody has heard of for too long is no advice at all: go by load and home alone.
         fresh = state.index.staleness_s() <= self._stale_after_s
         matches = state.index.match(prompt.keys) if fresh else {}
@@ -167,7 +167,8 @@ class Placer:
         if ttft_s[row] > terms.within_s:
             row = _in_time(ttft_s, costs, terms.within_s)
             decision = replace(decision, worker_id=table.worker_ids[row], reason=RouteReason.LOAD)
-        excluded = dict(state.registry.excluded(now))
+        reasons = state.registry.excluded(now)
+        excluded = {each: why for each, why in reasons.items() if each not in everybody.worker_ids}
         if len(table) < len(everybody):
             excluded |= dict.fromkeys(avoid, "it was lost or full with this request")
             small = set(allowed.worker_ids) - set(table.worker_ids)
@@ -186,6 +187,14 @@ class Placer:
             source=source,
             predicted_ttft_s=float(ttft_s[row]),
         )
+
+    def _worth_trying(self, avoid: Collection[str], now: float) -> list[WorkerView]:
+        """Return the workers to choose from. Where nobody else is left, one that has failed others is better
+        than a refusal: it may be well by now, and saying so costs it a failover."""
+        up = self._state.registry.routable(now)
+        if all(view.record.worker_id in avoid for view in up):
+            return self._state.registry.serving()
+        return up
 
     def _source(self, table: CandidateTable, row: int, costs: CostTable) -> PullSource | None:
         """Name where the chosen worker is to pull from, whatever the policy that chose it."""

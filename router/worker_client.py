@@ -111,6 +111,11 @@ class GrpcWorkerClient:
         except grpc.aio.AioRpcError as error:  # its stream will say what is wrong with it
             log.debug("not stopped request_id=%s choices=%s: %s", request_id, choices, error.code().name)
 
+    def open_requests(self) -> int:
+        """Requests that have not ended, at all workers."""
+        sessions = (connection.session for connection in self._connections.values())
+        return sum(session.requests for session in sessions if session is not None)
+
     async def retain(self, addresses: Collection[str]) -> None:
         """Close the channels to all other addresses, but for those with a stream that still goes on."""
         for address, connection in list(self._connections.items()):

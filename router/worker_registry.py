@@ -148,12 +148,18 @@ class WorkerRegistry:
         One that failed is tried by one request at a time, unless there is no other. The same list, not to be
         changed, until something changes: asking costs nothing.
         """
+        serving = self.serving()
+        if not self._health:
+            return serving
+        up = [v for v in serving if not self._health.pause_s(v.record.worker_id, now)]
+        return [v for v in up if not self._health.is_tried(v.record.worker_id, now)] or up
+
+    def serving(self) -> list[WorkerView]:
+        """The workers that serve, those that have just failed too; ordered by id. As `routable`, not to be
+        changed."""
         if self._serving is None:
             self._serving = [v for v in self.views() if v.record.state is WorkerState.SERVING]
-        if not self._health:
-            return self._serving
-        up = [v for v in self._serving if not self._health.pause_s(v.record.worker_id, now)]
-        return [v for v in up if not self._health.is_tried(v.record.worker_id, now)] or up
+        return self._serving
 
     def excluded(self, now: float) -> dict[str, str]:
         """Why the others get none: worker id -> reason."""

@@ -18,6 +18,7 @@ from kvhive.proto.block_hash import pack_tokens
 from kvhive.proto.errors import ClusterError
 from kvhive.proto.transport import CLUSTER_TOKEN_KEY, MAX_MESSAGE_BYTES
 from kvhive.proto.v1 import worker_pb2, worker_pb2_grpc
+from kvhive.scripts import private_network
 from kvhive.worker.options import WorkerOptions
 
 START_TIMEOUT_S = 120.0
@@ -28,8 +29,10 @@ _OPTIONS = [
 ]
 
 
-def _serve(options: WorkerOptions, told: Connection) -> None:
+def _serve(options: WorkerOptions, told: Connection, place: str) -> None:
     """Be a worker until the other end of the pipe is closed, or the parent has gone."""
+    if place:
+        private_network.enter(place)
     from kvhive.worker.server import WorkerServer
 
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
@@ -50,8 +53,10 @@ def _serve(options: WorkerOptions, told: Connection) -> None:
 class BareWorker:
     """One worker id, whose process may come and go. `start` blocks; the calls are asynchronous."""
 
-    def __init__(self, options: WorkerOptions) -> None:
+    def __init__(self, options: WorkerOptions, place: str = "") -> None:
+        """Prepare; `place` names the network namespace that it is to live in."""
         self._options = options
+        self._place = place
         self._metadata = ((CLUSTER_TOKEN_KEY, options.cluster_token),)
         self._process: ForkServerProcess | None = None
         self._told: Connection | None = None
@@ -72,7 +77,7 @@ class BareWorker:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["kvhive.worker.server"])  # torch is imported once for all
         self._told, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(self._options, theirs), daemon=True)
+        self._process = context.Process(target=_serve, args=(self._options, theirs, self._place), daemon=True)
         self._process.start()
         theirs.close()
         if not self._told.poll(START_TIMEOUT_S):
@@ -85,6 +90,18 @@ class BareWorker:
     def signal(self, what: signal.Signals) -> None:
         """Send a signal to its process."""
         os.kill(self.pid, what)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs, frozen or not."""
+        return self._process is not None and self._process.is_alive()
+
+    def retire(self, within_s: float) -> None:
+        """Let its process say goodbye and end; kill it after `within_s`."""
+        assert self._process is not None and self._told is not None, "it has no process"
+        self._told.close()
+        self._process.join(within_s)
+        self.end()
 
     def end(self) -> None:
         """Kill its process, whatever state it is in."""
@@ -142,11 +159,11 @@ class BareWorker:
             answer += [token for update in message.updates for token in update.token_ids]
         return answer, first
 
-    async def status(self) -> worker_pb2.GetStatusResponse:
-        """Return its accounting. Raises AioRpcError."""
+    async def status(self, audit: bool = False) -> worker_pb2.GetStatusResponse:
+        """Return its accounting, with an audit where asked. Raises AioRpcError."""
         stub = await self.stub()
         answer: worker_pb2.GetStatusResponse = await stub.GetStatus(
-            worker_pb2.GetStatusRequest(), metadata=self._metadata, timeout=10
+            worker_pb2.GetStatusRequest(audit=audit), metadata=self._metadata, timeout=10
         )
         return answer
 

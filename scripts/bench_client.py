@@ -28,6 +28,11 @@ SHOWN_CHARACTERS = 300
 class ExchangeFailed(Exception):
     """The server's answer is not what was asked for; the message says how."""
 
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+        """Of the whole response, where it is another one than 200."""
+
 
 @dataclass(slots=True)
 class Timing:
@@ -69,7 +74,7 @@ class BenchClient:
         began = self._clock()
         try:
             async with asyncio.timeout(self._timeout_s):
-                async for event in _events(f"{self._url}/v1/completions", body):
+                async for event in stream_events(f"{self._url}/v1/completions", body):
                     _take(timing, event, self._clock() - began)
             _check(timing, ask)
         except TimeoutError:
@@ -85,12 +90,21 @@ class BenchClient:
 async def get_json(url: str, timeout_s: float) -> Any:
     """Return a GET's JSON body. Raises OSError (a time-out too), ValueError, ExchangeFailed."""
     async with asyncio.timeout(timeout_s):
-        body = bytearray()
-        async for chunk in _body(url, "GET", b""):
-            body += chunk
-            if len(body) > MAX_EVENT_BYTES:
-                raise ExchangeFailed(f"more than {MAX_EVENT_BYTES} bytes")
-        return json.loads(bytes(body))
+        return await _whole(url, "GET", b"")
+
+
+async def whole_json(url: str, body: dict[str, Any]) -> Any:
+    """Return the JSON body that a POST is answered with. Raises as `get_json`; the time is the caller's."""
+    return await _whole(url, "POST", json.dumps(body).encode())
+
+
+async def _whole(url: str, method: str, sent: bytes) -> Any:
+    body = bytearray()
+    async for chunk in _body(url, method, sent):
+        body += chunk
+        if len(body) > MAX_EVENT_BYTES:
+            raise ExchangeFailed(f"more than {MAX_EVENT_BYTES} bytes")
+    return json.loads(bytes(body))
 
 
 def _take(timing: Timing, event: dict[str, Any], now_s: float) -> None:
@@ -119,7 +133,7 @@ def _check(timing: Timing, ask: Ask) -> None:
         raise ExchangeFailed("no output was streamed")
 
 
-async def _events(url: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+async def stream_events(url: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     """Yield a stream's events up to [DONE]. Raises ExchangeFailed when it ends without."""
     held = b""
     async for chunk in _body(url, "POST", json.dumps(body).encode()):
@@ -175,5 +189,5 @@ async def _received(connection: h11.Connection, reader: asyncio.StreamReader) ->
             complaint = (complaint + bytes(event.data))[:SHOWN_CHARACTERS]
         elif isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
             if status != 200:
-                raise ExchangeFailed(f"status {status}: {complaint.decode(errors='replace')}")
+                raise ExchangeFailed(f"status {status}: {complaint.decode(errors='replace')}", status)
             return

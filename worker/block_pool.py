@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
-from kvhive.proto.block_hash import BlockHash, block_key
+from kvhive.proto.block_hash import BlockHash, BlockKey, block_key
 from kvhive.proto.kv_events import KvEvent, RemovalCause
 from kvhive.worker.late_reuse import LateReuse
 from kvhive.worker.pins import Lease, Leases, PinBudget
@@ -83,6 +83,10 @@ class BlockPool:
     def lookup(self, block_hash: BlockHash) -> Block | None:
         """Return the block registered under a hash, live or cached."""
         return self._by_hash.get(block_hash)
+
+    def keys(self) -> list[BlockKey]:
+        """Return the keys of all registered blocks; O(blocks)."""
+        return [block_key(block_hash) for block_hash in self._by_hash]
 
     def allocate(self, count: int) -> list[Block]:
         """Hand out `count` blocks with ref_count 1 and no hash, evicting as needed.

@@ -16,6 +16,7 @@ from kvhive.proto.errors import ComputeError, KvhiveError, Unavailable
 from kvhive.proto.index_schema import LoadReport
 from kvhive.proto.kv_events import KvEvent
 from kvhive.worker.block_desk import BlockDesk, PullOutcome
+from kvhive.worker.block_pool import BlockPool
 from kvhive.worker.model_runner import Chunk, ChunkResult, ModelRunner, TokenLogprobs
 from kvhive.worker.scheduler import Scheduler
 from kvhive.worker.sequence import FinishReason, Sequence
@@ -56,7 +57,8 @@ class EngineHooks:
 
 
 class Engine:
-    """Runs sequences to their end. `submit`, `cancel`, `clear_cache`, `load`, `stop`: from any thread."""
+    """Runs sequences to their end. `submit`, `cancel`, `clear_cache`, `look_at`, `load`, `stop`: from any
+    thread."""
 
     def __init__(
         self, runner: ModelRunner, scheduler: Scheduler, hooks: EngineHooks, clock: Callable[[], float]
@@ -101,6 +103,10 @@ class Engine:
             done(count)
 
         self._post(clear)
+
+    def look_at(self, done: Callable[[BlockPool], None]) -> None:
+        """Show `done` the pool between two steps, in the engine's thread."""
+        self._post(lambda: done(self._manager.pool))
 
     @property
     def load(self) -> LoadReport:

@@ -8,14 +8,16 @@ import logging
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
+from kvhive.proto.block_hash import BlockKey, keys_digest
 from kvhive.proto.errors import InvalidRequest, KvhiveError, TimedOut
 from kvhive.proto.index_schema import WorkerState
 from kvhive.proto.transport import CLUSTER_TOKEN_KEY
 from kvhive.proto.v1 import worker_pb2, worker_pb2_grpc
+from kvhive.worker.block_pool import BlockPool
 from kvhive.worker.engine import Engine, Output
 from kvhive.worker.kv_transfer import KvTransfer
 from kvhive.worker.model_runner import ModelShape
@@ -29,7 +31,10 @@ from kvhive.worker.transfer_source import ChannelUnknown, SendBusy, SendRefused
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 CLEAR_CACHE_TIMEOUT_S = 30.0
+AUDIT_TIMEOUT_S = 10.0
 
 _TRANSFER_STATUS: dict[type[Exception], grpc.StatusCode] = {
     SendRefused: grpc.StatusCode.FAILED_PRECONDITION,
@@ -194,6 +199,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     ) -> worker_pb2.GetStatusResponse:
         """Report the accounting as of the end of the last step."""
         engine = await self._engine_or_abort(context)
+        audit = await self._audit(engine) if request.audit else None
         load = engine.load
         return worker_pb2.GetStatusResponse(
             worker_id=self.worker_id,
@@ -213,24 +219,44 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             sent_blocks=engine.desk.sent_blocks,
             pull_latency_s=load.pull_latency_s,
             pull_bytes_per_s=load.pull_bytes_per_s,
+            audit=audit,
         )
+
+    async def _audit(self, engine: Engine) -> worker_pb2.WorkerAudit:
+        audit = worker_pb2.WorkerAudit(
+            open_requests=len(self._streams), sessions=len(self._sessions), tasks=len(asyncio.all_tasks())
+        )
+
+        def look(pool: BlockPool) -> tuple[list[BlockKey], int]:
+            return pool.keys(), pool.usage().pinned
+
+        found: tuple[list[BlockKey], int] = await self._in_engine(
+            lambda done: engine.look_at(lambda pool: done(look(pool))), AUDIT_TIMEOUT_S
+        )
+        keys, audit.pinned_blocks = found
+        audit.blocks, audit.digest = len(keys), keys_digest(keys)
+        return audit
+
+    async def _in_engine(self, ask: Callable[[Callable[[T], None]], None], timeout_s: float) -> T:
+        """Let the engine's thread do something between two steps; return what it says when it is done."""
+        answer: asyncio.Future[T] = self._loop.create_future()
+
+        def settle(result: T) -> None:
+            if not answer.done():  # else the caller has gone
+                answer.set_result(result)
+
+        def done(result: T) -> None:
+            self._loop.call_soon_threadsafe(settle, result)
+
+        ask(done)
+        return await asyncio.wait_for(answer, timeout_s)
 
     async def ClearCache(
         self, request: worker_pb2.ClearCacheRequest, context: Any
     ) -> worker_pb2.ClearCacheResponse:
         """Forget every cached block that no request is using."""
         engine = await self._engine_or_abort(context)
-        cleared: asyncio.Future[int] = self._loop.create_future()
-
-        def settle(count: int) -> None:
-            if not cleared.done():  # else the caller has gone
-                cleared.set_result(count)
-
-        def done(count: int) -> None:
-            self._loop.call_soon_threadsafe(settle, count)
-
-        engine.clear_cache(done)
-        count = await asyncio.wait_for(cleared, CLEAR_CACHE_TIMEOUT_S)
+        count = await self._in_engine(engine.clear_cache, CLEAR_CACHE_TIMEOUT_S)
         return worker_pb2.ClearCacheResponse(cleared_blocks=count)
 
     async def SendBlocks(

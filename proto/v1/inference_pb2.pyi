@@ -250,24 +250,28 @@ class TokenizeResponse(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GetClusterRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("audit",)
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
+    audit: bool
+    def __init__(self, audit: _Optional[bool] = ...) -> None: ...
 
 class GetClusterResponse(_message.Message):
-    __slots__ = ("cluster", "model", "version", "workers", "index", "router")
+    __slots__ = ("cluster", "model", "version", "workers", "index", "audit", "router")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
     ROUTER_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     model: str
     version: str
     workers: _containers.RepeatedCompositeFieldContainer[WorkerInfo]
     index: IndexInfo
+    audit: RouterAudit
     router: RouterInfo
-    def __init__(self, cluster: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., index: _Optional[_Union[IndexInfo, _Mapping]] = ..., router: _Optional[_Union[RouterInfo, _Mapping]] = ...) -> None: ...
+    def __init__(self, cluster: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., index: _Optional[_Union[IndexInfo, _Mapping]] = ..., audit: _Optional[_Union[RouterAudit, _Mapping]] = ..., router: _Optional[_Union[RouterInfo, _Mapping]] = ...) -> None: ...
 
 class RouterInfo(_message.Message):
     __slots__ = ("first_tokens", "first_tokens_in_goal", "in_flight", "held")
@@ -280,6 +284,33 @@ class RouterInfo(_message.Message):
     in_flight: int
     held: int
     def __init__(self, first_tokens: _Optional[int] = ..., first_tokens_in_goal: _Optional[int] = ..., in_flight: _Optional[int] = ..., held: _Optional[int] = ...) -> None: ...
+
+class RouterAudit(_message.Message):
+    __slots__ = ("mirror", "tasks", "placed_requests", "open_requests")
+    class MirrorEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: BlockSet
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[BlockSet, _Mapping]] = ...) -> None: ...
+    MIRROR_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    PLACED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    mirror: _containers.MessageMap[str, BlockSet]
+    tasks: int
+    placed_requests: int
+    open_requests: int
+    def __init__(self, mirror: _Optional[_Mapping[str, BlockSet]] = ..., tasks: _Optional[int] = ..., placed_requests: _Optional[int] = ..., open_requests: _Optional[int] = ...) -> None: ...
+
+class BlockSet(_message.Message):
+    __slots__ = ("blocks", "digest")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    digest: int
+    def __init__(self, blocks: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
     __slots__ = ("id", "state", "epoch", "address", "device", "pid", "blocks", "running", "waiting", "queued_prefill_tokens", "prefix_query_tokens", "prefix_hit_tokens", "preemptions", "indexed_blocks", "routable", "drafted_tokens", "accepted_tokens", "pulled_tokens", "pulls", "pull_fallbacks", "pull_latency_s", "pull_bytes_per_s", "pull_crossover_blocks")

@@ -312,11 +312,13 @@ class StopChoicesResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("audit",)
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
+    audit: bool
+    def __init__(self, audit: _Optional[bool] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("worker_id", "epoch", "state", "blocks_total", "blocks_live", "blocks_cached", "blocks_free", "running", "waiting", "queued_prefill_tokens", "steps", "pid", "pulls", "pulled_tokens", "sent_blocks", "pull_latency_s", "pull_bytes_per_s")
+    __slots__ = ("worker_id", "epoch", "state", "blocks_total", "blocks_live", "blocks_cached", "blocks_free", "running", "waiting", "queued_prefill_tokens", "steps", "pid", "pulls", "pulled_tokens", "sent_blocks", "pull_latency_s", "pull_bytes_per_s", "audit")
     class PullsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -341,6 +343,7 @@ class GetStatusResponse(_message.Message):
     SENT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PULL_LATENCY_S_FIELD_NUMBER: _ClassVar[int]
     PULL_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     epoch: int
     state: str
@@ -358,7 +361,24 @@ class GetStatusResponse(_message.Message):
     sent_blocks: int
     pull_latency_s: float
     pull_bytes_per_s: float
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., blocks_total: _Optional[int] = ..., blocks_live: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_free: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., pid: _Optional[int] = ..., pulls: _Optional[_Mapping[str, int]] = ..., pulled_tokens: _Optional[int] = ..., sent_blocks: _Optional[int] = ..., pull_latency_s: _Optional[float] = ..., pull_bytes_per_s: _Optional[float] = ...) -> None: ...
+    audit: WorkerAudit
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., blocks_total: _Optional[int] = ..., blocks_live: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_free: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., pid: _Optional[int] = ..., pulls: _Optional[_Mapping[str, int]] = ..., pulled_tokens: _Optional[int] = ..., sent_blocks: _Optional[int] = ..., pull_latency_s: _Optional[float] = ..., pull_bytes_per_s: _Optional[float] = ..., audit: _Optional[_Union[WorkerAudit, _Mapping]] = ...) -> None: ...
+
+class WorkerAudit(_message.Message):
+    __slots__ = ("blocks", "digest", "pinned_blocks", "open_requests", "sessions", "tasks")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PINNED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    digest: int
+    pinned_blocks: int
+    open_requests: int
+    sessions: int
+    tasks: int
+    def __init__(self, blocks: _Optional[int] = ..., digest: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., open_requests: _Optional[int] = ..., sessions: _Optional[int] = ..., tasks: _Optional[int] = ...) -> None: ...
 
 class ClearCacheRequest(_message.Message):
     __slots__ = ()

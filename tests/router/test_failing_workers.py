@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from redis_fixtures import eventually
 from scripted_workers import ScriptedCluster, scripted_cluster
 
-from kvhive.proto.errors import ComputeError, InvalidRequest, KvhiveError, TimedOut
+from kvhive.proto.errors import ComputeError, InvalidRequest, KvhiveError, TimedOut, Unavailable
 from kvhive.router.request import GenerateRequest, TokenPrompt
 from kvhive.router.tokenizer import TextTokenizer
 from kvhive.router.worker_client import WorkerBusy, WorkerLost
@@ -85,6 +85,26 @@ async def test_where_there_is_no_other_all_may_try_it(cluster: ScriptedCluster) 
     await asyncio.sleep(0.05)
     cluster.workers.open.set()
     assert await asyncio.gather(*burst) == ["w1"] * 3
+
+
+async def test_who_has_failed_is_asked_rather_than_a_request_refused(cluster: ScriptedCluster) -> None:
+    """All have failed lately and are well again: nobody waits for pauses that may last 80 s."""
+    cluster.workers.errors = {"w1": LOST, "w2": LOST}
+    with pytest.raises(Unavailable):
+        await cluster.ask(PROMPT)
+    assert cluster.routable() == []
+    cluster.workers.errors.clear()
+    assert await cluster.ask(PROMPT) == "w1"
+
+
+async def test_a_stream_that_loses_the_last_good_worker_goes_on_at_one_that_failed(
+    cluster: ScriptedCluster,
+) -> None:
+    cluster.workers.errors["w1"] = LOST
+    assert await cluster.ask(PROMPT) == "w2"
+    cluster.workers.errors = {"w2": LOST}
+    assert cluster.routable() == ["w2"]
+    assert await cluster.ask(PROMPT) == "w1"
 
 
 @pytest.mark.parametrize(

@@ -138,8 +138,11 @@ async def test_a_worker_that_cools_down_is_not_asked(routing: Routing) -> None:
     routing.state.registry.report_failure("w1", epoch=1)
     assert routing.place(prompt).worker_id == "w2"
     routing.state.registry.report_failure("w2", epoch=2)
+    placement = routing.place(prompt)
+    assert placement.worker_id == "w1", "nobody else is left: better than a refusal"
+    assert not placement.decision.excluded
     with pytest.raises(Unavailable):
-        routing.place(prompt)
+        routing.placer.weigh(prompt, 16, avoid=("w1", "w2"))
 
 
 async def test_an_index_that_is_too_old_is_no_advice(routing: Routing) -> None:

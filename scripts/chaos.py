@@ -1,0 +1,189 @@
+"""`scripts/chaos`: load on a cluster whose parts are killed, frozen and cut off, and what came of it.
+
+    learn the answers -> (load and faults -> heal -> look what is left) again and again -> report
+
+Prints one object; the exit status is 1 when anything happened that never may (docs/chaos.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any
+
+import click
+
+from kvhive.proto.errors import ClusterError
+from kvhive.scripts import private_network
+from kvhive.scripts.chaos_client import OutsideClient
+from kvhive.scripts.chaos_cluster import MODEL, ChaosCluster, ClusterSize, chaos_cluster
+from kvhive.scripts.chaos_faults import Faults
+from kvhive.scripts.chaos_invariants import Invariants
+from kvhive.scripts.chaos_load import Load, Tally
+from kvhive.scripts.chaos_trouble import Trouble
+from kvhive.scripts.chaos_work import make_work
+from kvhive.scripts.progress import Progress, show_progress
+
+EPISODE_S = 60.0
+"""Load and faults for so long, and then a look at what is left while all is quiet."""
+MOST_VIOLATING_EPISODES = 5
+"""After so many in which something was wrong, a run ends: more would say the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosPlan:
+    """One run."""
+
+    seconds: float
+    seed: str
+    per_second: float
+    """Requests."""
+    fault_gap_s: float
+    """Seconds between two faults, on average."""
+    kinds: int = 60
+    """Different requests."""
+
+
+class ChaosRun:
+    """One run on a cluster that was just made."""
+
+    def __init__(self, cluster: ChaosCluster, plan: ChaosPlan, progress: Progress) -> None:
+        self._cluster = cluster
+        self._plan = plan
+        self._progress = progress
+        self._clients = [OutsideClient(r.name, r.grpc, r.http) for r in cluster.routers]
+        self._trouble = Trouble()
+        work = make_work(plan.seed, plan.kinds, MODEL.vocabulary)
+        self._load = Load(self._clients, work, self._trouble, plan.seed)
+        self._faults = Faults(cluster, self._trouble, plan.seed)
+        self._invariants = Invariants(cluster, self._clients)
+
+    async def run(self) -> dict[str, Any]:
+        """Do it all. Raises ClusterError, or RuntimeError where things are wrong without any fault."""
+        began = time.monotonic()
+        try:
+            self._progress("chaos", "starting")
+            await self._cluster.start()
+            self._progress("chaos", "learning the answers")
+            await self._load.learn()
+            await self._invariants.learn()
+            began, episode, bad = time.monotonic(), 0, 0
+            while (left := self._plan.seconds - (time.monotonic() - began)) > 0:
+                episode += 1
+                before = self._load.tally.violation_count
+                await self._episode(episode, min(left, EPISODE_S))
+                bad += self._load.tally.violation_count > before
+                if bad >= MOST_VIOLATING_EPISODES:
+                    break
+        finally:
+            for client in self._clients:
+                await client.close()
+            await self._cluster.end()
+        return self._result(time.monotonic() - began)
+
+    async def _episode(self, number: int, seconds: float) -> None:
+        tally = self._load.tally
+        load = asyncio.create_task(self._load.run(self._plan.per_second))
+        faults = asyncio.create_task(self._faults.run(self._plan.fault_gap_s))
+        until = time.monotonic() + seconds
+        try:
+            while (left := until - time.monotonic()) > 0:
+                told = f"{self._trouble.faults.total()} faults, {tally.requests} requests"
+                self._progress("chaos", f"{told}, {tally.violation_count} violations")
+                await asyncio.wait([load, faults], timeout=min(left, 1.0))
+                for task in (load, faults):
+                    if task.done():
+                        task.result()  # a fault of this program's
+        finally:
+            for task in (faults, load):
+                task.cancel()
+            await asyncio.gather(faults, load, return_exceptions=True)
+            await self._faults.heal()
+        await self._load.drained()
+        for failure in [*self._faults.failures, *await self._invariants.broken()]:
+            tally.violated(f"at quiet {number}: {failure}")
+        self._faults.failures.clear()
+
+    def _result(self, took_s: float) -> dict[str, Any]:
+        tally = {each.name: getattr(self._load.tally, each.name) for each in fields(Tally)}
+        violations, count = tally.pop("violations"), tally.pop("violation_count")
+        requests, answered = tally.pop("requests"), tally.pop("answered")
+        return {
+            "seed": self._plan.seed,
+            "seconds": round(took_s, 1),
+            "links": self._cluster.network is not None,
+            "sentinel": self._cluster.redis.watcher is not None,
+            "faults_by_kind": dict(sorted(self._trouble.faults.items())),
+            "load": tally,
+            "at_rest": self._invariants.most,
+            "violation_list": violations,
+            "faults": self._trouble.faults.total(),
+            "requests": requests,
+            "answered": answered,
+            "answered_ratio": round(answered / requests, 5) if requests else None,
+            "violations": count,
+        }
+
+
+def run_chaos(plan: ChaosPlan, size: ClusterSize, progress: Progress) -> dict[str, Any]:
+    """Make a cluster, strike it, and return what came of it. Raises ClusterError, RuntimeError."""
+
+    async def strike(cluster: ChaosCluster) -> dict[str, Any]:
+        return await ChaosRun(cluster, plan, progress).run()  # its clients belong to this event loop
+
+    with chaos_cluster(size) as cluster:
+        return asyncio.run(strike(cluster))
+
+
+@contextmanager
+def _shown(as_json: bool) -> Iterator[Progress]:
+    if as_json:
+        yield lambda subject, text: None
+        return
+    with show_progress(sys.stderr) as progress:
+        yield progress
+
+
+def _print(result: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    for name, value in result.items():
+        if name != "violation_list":
+            click.echo(f"{name:16} {value}")
+    for violation in result["violation_list"]:
+        click.echo(f"violation: {violation}")
+
+
+@click.command()
+@click.option("--seconds", type=click.FloatRange(1, 86_400), default=60, show_default=True)
+@click.option("--seed", default="", help="Same seed, same requests and dice; by default a new one.")
+@click.option("--rate", type=click.FloatRange(0.1, 100), default=3, show_default=True, help="Requests/s.")
+@click.option("--gap", type=click.FloatRange(0.05, 600), default=1.2, show_default=True, help="S to a fault.")
+@click.option("--workers", type=click.IntRange(2, 16), default=3, show_default=True)
+@click.option("--routers", type=click.IntRange(1, 8), default=2, show_default=True)
+@click.option("--redis", type=click.Choice(["single", "sentinel"]), default="sentinel", show_default=True)
+@click.option("--links/--no-links", default=None, help="Network namespaces; by default where possible.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def main(seconds: float, seed: str, rate: float, gap: float, as_json: bool, **size: Any) -> None:
+    """Kill, freeze, restart and cut off the parts of a cluster under load, and check every answer."""
+    links = private_network.possible() if size["links"] is None else size["links"]
+    wanted = ClusterSize(size["workers"], size["routers"], size["redis"] == "sentinel", links)
+    plan = ChaosPlan(seconds, seed or secrets.token_hex(4), rate, gap)
+    try:
+        with _shown(as_json) as progress:
+            result = run_chaos(plan, wanted, progress)
+    except (ClusterError, RuntimeError) as error:
+        raise click.ClickException(str(error)) from error
+    _print(result, as_json)
+    sys.exit(1 if result["violations"] else 0)
+
+
+if __name__ == "__main__":
+    main()
