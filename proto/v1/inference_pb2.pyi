@@ -256,22 +256,22 @@ class GetClusterRequest(_message.Message):
     def __init__(self, audit: _Optional[bool] = ...) -> None: ...
 
 class GetClusterResponse(_message.Message):
-    __slots__ = ("cluster", "model", "version", "workers", "index", "router", "audit")
+    __slots__ = ("cluster", "model", "version", "workers", "index", "audit", "router")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
-    ROUTER_FIELD_NUMBER: _ClassVar[int]
     AUDIT_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     model: str
     version: str
     workers: _containers.RepeatedCompositeFieldContainer[WorkerInfo]
     index: IndexInfo
-    router: RouterInfo
     audit: RouterAudit
-    def __init__(self, cluster: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., index: _Optional[_Union[IndexInfo, _Mapping]] = ..., router: _Optional[_Union[RouterInfo, _Mapping]] = ..., audit: _Optional[_Union[RouterAudit, _Mapping]] = ...) -> None: ...
+    router: RouterInfo
+    def __init__(self, cluster: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., index: _Optional[_Union[IndexInfo, _Mapping]] = ..., audit: _Optional[_Union[RouterAudit, _Mapping]] = ..., router: _Optional[_Union[RouterInfo, _Mapping]] = ...) -> None: ...
 
 class RouterInfo(_message.Message):
     __slots__ = ("first_tokens", "first_tokens_in_goal", "in_flight", "held")

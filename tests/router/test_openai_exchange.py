@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 from http_door import HEAD, events, post, say
+from redis_fixtures import eventually
 from scripted_frontend import ScriptedFrontend
 
 
@@ -175,4 +176,16 @@ async def test_a_slow_reader_stops_the_generation_not_the_server(
     await frontend.until_active()
     assert (await post(http, "say ok")).status_code == 200
     await frontend.until_idle()
+    await eventually(lambda: frontend.timeouts == ["slow_reader"])
+    writer.close()
+
+
+async def test_a_body_that_does_not_come_is_given_up_and_counted(
+    frontend: ScriptedFrontend, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvhive.router.http_body.BODY_TIMEOUT_S", 0.1)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HEAD % 100 + b"{")
+    assert b" 408 " in await reader.readline()
+    assert frontend.timeouts == ["body"]
     writer.close()

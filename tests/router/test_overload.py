@@ -13,6 +13,7 @@ import pytest
 from placing_rig import IDLE
 from redis.asyncio import Redis
 from redis_fixtures import eventually
+from router_rig import running_router
 from scripted_workers import ScriptedCluster, scripted_cluster
 
 from kvhive.proto.errors import Overloaded, TimedOut, Unavailable
@@ -21,6 +22,7 @@ from kvhive.router.held_requests import RETRY_S
 from kvhive.router.request import GenerateRequest, TokenPrompt
 from kvhive.router.tokenizer import TextTokenizer
 from kvhive.router.worker_client import WorkerBusy, WorkerLost
+from kvhive.scripts.embedded_redis import EmbeddedRedis
 
 PROMPT = range(200)
 SPEED = dataclasses.replace(IDLE, step_base_s=0.0, step_per_token_s=0.001, step_per_attention_s=0.0)
@@ -239,3 +241,36 @@ async def test_without_a_hold_a_missing_worker_is_said_at_once(
         with pytest.raises(Unavailable, match="no worker is serving now") as refusal:
             await cluster.ask(PROMPT)
         assert refusal.value.cause == "no_worker"
+
+
+async def test_a_flood_of_one_tenant_refuses_none_of_another(
+    redis_server: EmbeddedRedis, demo_gguf: Path
+) -> None:
+    """Sixty at once where the router takes sixteen, whatever priority they claim: they are refused by the
+    dozen, and all of another one's requests are served, one after the other."""
+    async with running_router(
+        redis_server.url, demo_gguf, count=1, step_s=0.002, blocks=2048, max_concurrent=16
+    ) as rig:
+        over = asyncio.Event()
+        refused = served = 0
+
+        async def flood(number: int) -> None:
+            nonlocal refused, served
+            while not over.is_set():
+                try:
+                    await rig.ask([number, 1, 2], 40, tenant="flood", priority=10)
+                    served += 1
+                except Overloaded as error:
+                    assert error.cause == "in_flight" and error.retry_after_s is not None
+                    refused += 1
+                    await asyncio.sleep(0.01)
+
+        floods = [asyncio.create_task(flood(number)) for number in range(60)]
+        await eventually(lambda: rig.dispatcher.in_flight >= 16 and refused > 0)
+        for number in range(10):
+            answer = await rig.ask([number, 7, 8], 4, tenant="other")
+            assert len(answer.token_ids) == 4
+        over.set()
+        await asyncio.gather(*floods)
+        assert refused >= 12 and served > 0
+        assert rig.dispatcher.in_flight == 0

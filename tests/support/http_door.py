@@ -28,7 +28,8 @@ def frontend() -> ScriptedFrontend:
 async def port(frontend: ScriptedFrontend) -> AsyncIterator[int]:
     registry = CollectorRegistry()
     Counter("kvhive_things", "Things", registry=registry).inc(3)
-    server = HttpServer(create_app(frontend, registry, MAX_BODY, now=lambda: 1234.5))
+    app = create_app(frontend, registry, MAX_BODY, now=lambda: 1234.5, timed_out=frontend.timeouts.append)
+    server = HttpServer(app)
     yield await server.start("127.0.0.1", 0)
     await server.stop(0)
 

@@ -50,6 +50,8 @@ class ScriptedFrontend:
         self.active = 0
         self.is_ready = True
         self.predicted_ttft_s = 0.0
+        self.timeouts: list[str] = []
+        """For a door to tell what it gave up."""
 
     def models(self) -> list[ModelInfo]:
         return [ModelInfo("demo", 8192, 1000, "ab12", 77)]
