@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 
 from kvhive.proto.block_hash import BlockHash, BlockKey, block_key
 from kvhive.proto.kv_events import KvEvent, RemovalCause
@@ -96,10 +97,11 @@ class BlockPool:
     def allocate(self, count: int) -> list[Block]:
         """Hand out `count` blocks with ref_count 1 and no hash, evicting as needed.
 
-        The caller has checked `available`; asking for more is a bug of ours (AssertionError).
+        In the order of their places, whatever order they became free in: what lies in a row is copied and
+        sent as one. The caller has checked `available`; asking for more is a bug of ours (AssertionError).
         """
         assert count <= self.available, f"allocate({count}) with {self.available} available"
-        return [self._take() for _ in range(count)]
+        return sorted((self._take() for _ in range(count)), key=attrgetter("block_id"))
 
     def _take(self) -> Block:
         if self._free:

@@ -1,7 +1,8 @@
 """The blocks of one transfer, and how they are cut: into chunks, each under a seal, and those into messages.
 
-Both sides cut alike. Where blocks lie in a row on both sides, and such rows are long enough, a message is a
-row and goes straight from pool to pool; else a chunk is one message, which is put together and taken apart.
+Both sides cut alike. Where blocks lie in a row, and such rows are long enough, a message is a row: on both
+sides and it goes straight from pool to pool, on one and only the other one copies. Else a chunk is one
+message, which is put together and taken apart.
 """
 
 from __future__ import annotations
@@ -21,6 +22,25 @@ their bytes twice does."""
 
 
 @dataclass(frozen=True, slots=True)
+class Parcel:
+    """What is begun and waited for at once: a chunk's messages or one of them."""
+
+    chunk: range
+    parts: list[range]
+    """The places of each message's blocks."""
+
+    @property
+    def sealed(self) -> bool:
+        """Whether it begins a chunk: the seal goes before it."""
+        return self.parts[0].start == self.chunk.start
+
+    @property
+    def completes(self) -> bool:
+        """Whether its chunk is complete with it."""
+        return self.parts[-1].stop == self.chunk.stop
+
+
+@dataclass(frozen=True, slots=True)
 class Cargo:
     """What travels. Equal on both sides but for the block ids."""
 
@@ -31,6 +51,14 @@ class Cargo:
     chunk_blocks: int
     messages: Sequence[int]
     """Blocks of each message, in order."""
+
+    def parcels(self, whole: bool) -> Iterator[Parcel]:
+        """Yield each chunk as one parcel, or each message."""
+        for chunk, parts in self.chunks():
+            if whole:
+                yield Parcel(chunk, parts)
+            else:
+                yield from (Parcel(chunk, [part]) for part in parts)
 
     def chunks(self) -> Iterator[tuple[range, list[range]]]:
         """Yield the places of each chunk's blocks, and of each of its messages' blocks."""
@@ -54,11 +82,12 @@ class Cargo:
     @property
     def in_rows(self) -> bool:
         """Whether each message's blocks lie in a row in this side's pool."""
-        return all(
-            self.blocks[part.stop - 1] - self.blocks[part.start] == len(part) - 1
-            and all(after == before + 1 for before, after in pairwise(self.blocks[part.start : part.stop]))
-            for part in _ranges(self.messages)
-        )
+        return all(self.row(part) for part in _ranges(self.messages))
+
+    def row(self, part: range) -> bool:
+        """Whether a message's blocks lie in a row in this side's pool."""
+        blocks = self.blocks[part.start : part.stop]
+        return blocks[-1] - blocks[0] == len(blocks) - 1 and runs(blocks) == [len(blocks)]
 
 
 def runs(blocks: Sequence[int]) -> list[int]:
@@ -75,15 +104,17 @@ def runs(blocks: Sequence[int]) -> list[int]:
 def cut(blocks: Sequence[int], others: Iterable[int], chunk_blocks: int, block_bytes: int) -> list[int]:
     """Return the messages of some blocks of this side, given the lengths of the other side's rows.
 
-    A row of both sides each, if that makes messages that are long enough, or else a chunk each.
+    A row of both sides each, if that makes messages that are long enough, or of the side that has fewer; or
+    else a chunk each: smaller ones cost a busy machine more than is won by copying one while another is sent.
     """
     total = len(blocks)
     chunks = {*range(0, total, chunk_blocks), total}
-    ends = chunks | {part.stop for part in _ranges(runs(blocks))} | {part.stop for part in _ranges(others)}
-    rows = [after - before for before, after in pairwise(sorted(end for end in ends if end <= total))]
-    if total * block_bytes >= STRAIGHT_BYTES * len(rows):
-        return rows
-    return [after - before for before, after in pairwise(sorted(chunks))]
+    mine, theirs = _ends(runs(blocks), total), _ends(others, total)
+    for rows in (mine | theirs, min(theirs, mine, key=len)):
+        messages = _lengths(chunks | rows)
+        if total * block_bytes >= STRAIGHT_BYTES * len(messages):
+            return messages
+    return _lengths(chunks)
 
 
 def fits(messages: Sequence[int], blocks: int, chunk_blocks: int) -> bool:
@@ -94,6 +125,14 @@ def fits(messages: Sequence[int], blocks: int, chunk_blocks: int) -> bool:
         and sum(messages) == blocks
         and all(part.start // chunk_blocks == (part.stop - 1) // chunk_blocks for part in parts)
     )
+
+
+def _ends(lengths: Iterable[int], total: int) -> set[int]:
+    return {part.stop for part in _ranges(lengths) if part.stop < total} | {total}
+
+
+def _lengths(ends: set[int]) -> list[int]:
+    return [after - before for before, after in pairwise(sorted(ends))]
 
 
 def _ranges(lengths: Iterable[int]) -> Iterator[range]:

@@ -72,10 +72,11 @@ class PairChannel:
         group, peer = self._group, 1 - self._rank
         if group is None:
             raise ChannelBroken("the channel is closed")
-        move = group.send if self._rank == SENDER else group.recv
         try:
-            if not self._backend.supports_coalescing:
-                return [move([message], peer, 0) for message in messages]
+            if not self._backend.supports_coalescing:  # gloo, without the way through torch's dispatcher
+                direct = self._backend.send if self._rank == SENDER else self._backend.recv
+                return [direct([message], peer, 0) for message in messages]
+            move = group.send if self._rank == SENDER else group.recv
             group._start_coalescing(self.device)
             for message in messages:
                 move([message], peer, 0)
@@ -86,13 +87,14 @@ class PairChannel:
     def wait(self, works: list[Any], timeout_s: float) -> None:
         """Wait until all have arrived, or ChannelBroken. Empties the list either way.
 
-        What is still in flight then keeps its buffers alive until `close`.
+        The last one first: they arrive in order, so that this thread is woken once for all of them. What is
+        still in flight after an error keeps its buffers alive until `close`.
         """
         limit = timedelta(seconds=max(timeout_s, 0.001))
         try:
             while works:
-                works[0].wait(limit)
-                del works[0]
+                works[-1].wait(limit)
+                del works[-1]
         except RuntimeError as error:  # torch has no other for "peer gone" and "too late"
             raise ChannelBroken(_first_line(error)) from None
         finally:

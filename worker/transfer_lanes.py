@@ -12,32 +12,32 @@ from kvhive.worker.transfer_channel import ChannelPlan, PairChannel
 from kvhive.worker.transfer_staging import Staging
 
 MAX_LANES = 16
-"""Peers whose channels are kept. Each has two staging buffers at most, two sockets and a store connection."""
+"""Peers whose channels are kept. Each has a few staging buffers, two sockets and a store connection."""
 
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """One peer's channel, with its buffers. Whoever uses it holds `turn`."""
+    """One peer's channel, with its buffers. Whoever uses it has taken it from its Lanes."""
 
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    wanted: int = 0
+    """By how many it is used or waited for."""
     epoch: int = 0
     """Of the peer that the channel leads to."""
     plan: ChannelPlan | None = None
     channel: PairChannel | None = None
     _staging: Staging | None = None
-    _chunk_blocks: int = 0
 
     @property
     def open(self) -> bool:
         """Whether there is a channel that can be used."""
         return self.channel is not None and not self.channel.closed
 
-    def staging(self, pool: torch.Tensor, chunk_blocks: int) -> Staging:
-        """Return the buffers for chunks of this size."""
+    def staging(self, pool: torch.Tensor, most_blocks: int) -> Staging:
+        """Return the buffers for messages of so many blocks."""
         assert self.channel is not None, "a lane has buffers while it has a channel"
-        if self._staging is None or self._chunk_blocks != chunk_blocks:
-            self._staging = Staging(pool, chunk_blocks, self.channel.device.type == "cpu")
-            self._chunk_blocks = chunk_blocks
+        if self._staging is None or self._staging.most_blocks < most_blocks:
+            self._staging = Staging(pool, most_blocks, self.channel.device.type == "cpu")
         return self._staging
 
     def close(self) -> None:
@@ -48,19 +48,30 @@ class Lane:
 
 
 class Lanes:
-    """By peer. At the bound the one that was not used for longest goes, if nobody is using it."""
+    """By peer. Beyond the bound the one that was not used for longest goes, of those that nobody wants."""
 
     def __init__(self) -> None:
         self._lanes: OrderedDict[str, Lane] = OrderedDict()
 
-    def of(self, peer: str) -> Lane:
-        """Return a peer's lane, whatever is in it."""
+    async def take(self, peer: str) -> Lane:
+        """Wait for a peer's lane, whatever is in it, and have it until `give_back`."""
         lane = self._lanes.setdefault(peer, Lane())
         self._lanes.move_to_end(peer)
+        lane.wanted += 1
         for old in list(self._lanes)[:-MAX_LANES]:
-            if not self._lanes[old].turn.locked():
+            if not self._lanes[old].wanted:
                 self._lanes.pop(old).close()
+        try:
+            await lane.turn.acquire()
+        except BaseException:
+            lane.wanted -= 1
+            raise
         return lane
+
+    def give_back(self, lane: Lane) -> None:
+        """Let the next one have it."""
+        lane.wanted -= 1
+        lane.turn.release()
 
     def close(self) -> None:
         """Close every channel. Nobody uses them any more."""

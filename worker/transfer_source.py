@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import suppress
+from dataclasses import dataclass
 
 from kvhive.proto.block_hash import BlockHash
 from kvhive.proto.v1 import worker_pb2
@@ -41,6 +42,17 @@ class ChannelUnknown(Exception):
     """The asker names a channel that this worker does not have any more."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Send:
+    """What one send has, or may get yet."""
+
+    pace: Pace
+    lent: asyncio.Future[Loan]
+    lane: Lane | None
+    job: asyncio.Task[None] | None
+    first_block: int
+
+
 class TransferSource:
     """One worker's sending side. For one event loop; the copying is in threads."""
 
@@ -62,7 +74,7 @@ class TransferSource:
         pace = Pace(time.monotonic() + seconds, config.stall_timeout_s)
         pace.bytes_per_s, pace.delay_s = party.emulation.bytes_per_s, party.emulation.delay_s
         self._sending.add(pace)
-        lent, job = self._lend(hashes), None
+        lent, lane, job = self._lend(hashes), None, None
         try:
             loan = await asyncio.wait_for(asyncio.shield(lent), seconds)
             blocks = loan.block_ids[request.first_block :]
@@ -70,7 +82,9 @@ class TransferSource:
             if not blocks:
                 yield worker_pb2.SendBlocksResponse(granted=granted)
                 return
-            lane, plan = self._lane(request, granted.backend)
+            async with asyncio.timeout(seconds):
+                lane = await self._lanes.take(request.target_id)
+            plan = self._plan(request, granted.backend, lane)
             yield worker_pb2.SendBlocksResponse(granted=granted)
             wanted = hashes[request.first_block : request.first_block + len(blocks)]
             cargo = Cargo(request.nonce, wanted, blocks, granted.chunk_blocks, list(granted.messages))
@@ -80,10 +94,10 @@ class TransferSource:
             await asyncio.shield(job)
             yield worker_pb2.SendBlocksResponse(sent=worker_pb2.BlocksSent())
         except TimeoutError:
-            raise ChannelBroken("the engine did not lend in time") from None
+            raise ChannelBroken("the engine did not lend, or another send did not end, in time") from None
         finally:
             pace.stopped.set()
-            self._when_over(pace, lent, job, request.first_block)
+            self._when_over(_Send(pace, lent, lane, job, request.first_block))
 
     async def close(self) -> None:
         """Give up what is under way, and close the channels."""
@@ -130,20 +144,16 @@ class TransferSource:
             messages=cut(blocks, request.runs, chunk_blocks, nbytes),
         )
 
-    def _lane(self, request: worker_pb2.SendBlocksRequest, backend: str) -> tuple[Lane, ChannelPlan]:
-        """Return the lane of who asks, and the plan of its channel. Raises ChannelUnknown."""
-        lane = self._lanes.of(request.target_id)
+    def _plan(self, request: worker_pb2.SendBlocksRequest, backend: str, lane: Lane) -> ChannelPlan:
+        """Return the plan of the channel to who asks. Raises ChannelUnknown."""
         plan = ChannelPlan(request.channel, request.store, backend)
         if not request.new_channel and not (lane.open and lane.plan == plan):
             raise ChannelUnknown(f"channel: {request.channel!r} is not known")
-        return lane, plan
+        return plan
 
     async def _run(self, lane: Lane, plan: ChannelPlan, cargo: Cargo, pace: Pace) -> None:
-        async with (
-            lane.turn
-        ):  # at a failure of the other side its next call may come before the last one ends
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._party.threads, self._send, lane, plan, cargo, pace)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._party.threads, self._send, lane, plan, cargo, pace)
 
     def _send(self, lane: Lane, plan: ChannelPlan, cargo: Cargo, pace: Pace) -> None:
         try:
@@ -152,7 +162,7 @@ class TransferSource:
                 lane.plan = plan
                 lane.channel = self._party.maker.make(plan, SENDER, pace.next_limit())
             assert lane.channel is not None
-            send(lane.channel, lane.staging(self._party.pool, cargo.chunk_blocks), cargo, pace)
+            send(lane.channel, lane.staging(self._party.pool, max(cargo.messages)), cargo, pace)
         except (ChannelBroken, TransferStopped) as error:
             lane.close()
             raise ChannelBroken(str(error)) from None
@@ -171,20 +181,20 @@ class TransferSource:
         self._party.desk.lend(hashes, settle)
         return lent
 
-    def _when_over(
-        self, pace: Pace, lent: asyncio.Future[Loan], job: asyncio.Task[None] | None, first_block: int
-    ) -> None:
-        """Take the blocks back once they have been lent and nobody reads them any more."""
+    def _when_over(self, of: _Send) -> None:
+        """Take everything back once the blocks have been lent and nobody reads them any more."""
 
         def give_back(_: object) -> None:
-            if not lent.done():
-                lent.add_done_callback(give_back)
-            elif job is not None and not job.done():
-                job.add_done_callback(give_back)
+            if not of.lent.done():
+                of.lent.add_done_callback(give_back)
+            elif of.job is not None and not of.job.done():
+                of.job.add_done_callback(give_back)
             else:
-                sent = job is not None and not job.cancelled() and job.exception() is None
-                loan = lent.result()
-                self._party.desk.give_back(loan, len(loan.blocks[first_block:]) if sent else 0)
-                self._sending.discard(pace)
+                sent = of.job is not None and not of.job.cancelled() and of.job.exception() is None
+                loan = of.lent.result()
+                self._party.desk.give_back(loan, len(loan.blocks[of.first_block :]) if sent else 0)
+                if of.lane is not None:
+                    self._lanes.give_back(of.lane)
+                self._sending.discard(of.pace)
 
         give_back(None)

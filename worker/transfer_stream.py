@@ -59,14 +59,15 @@ def send(channel: PairChannel, staging: Staging, cargo: Cargo, pace: Pace) -> No
     try:
         with staging.stream():
             loading = staging.load(cargo)
-            for number, (chunk, parts) in enumerate(cargo.chunks()):
+            for number, parcel in enumerate(cargo.parcels(loading.whole)):
                 if len(pending) == loading.depth:
                     channel.wait(pending.popleft(), pace.next_limit())
-                messages = loading.outgoing(number % loading.depth, chunk, parts)
+                messages = loading.outgoing(number % loading.depth, parcel.parts)
                 sent += sum(message.numel() for message in messages)
                 _throttle(pace, began, sent)
                 pace.next_limit()
-                pending.append(channel.begin([cargo.seal(chunk).to(channel.device), *messages]))
+                seal = [cargo.seal(parcel.chunk).to(channel.device)] if parcel.sealed else []
+                pending.append(channel.begin([*seal, *messages]))
             while pending:  # who has all of it may hang up before this thread knows
                 channel.wait(pending.popleft(), pace.last_limit())
     finally:
@@ -80,27 +81,31 @@ def receive(
 
     Raises as `send` does, and ChannelBroken for a seal that is not the expected one.
     """
-    chunks = list(cargo.chunks())
     pending: deque[tuple[torch.Tensor, list[Any]]] = deque()
     try:
         with staging.stream():
             loading = staging.load(cargo)
+            parcels = list(cargo.parcels(loading.whole))
 
             def expect(number: int) -> None:
-                seal = torch.empty(SEAL_BYTES, dtype=torch.uint8, device=channel.device)
-                messages = loading.incoming(number % loading.depth, *chunks[number])
-                pending.append((seal, channel.begin([seal, *messages])))
+                parcel = parcels[number]
+                seal = torch.empty(SEAL_BYTES * parcel.sealed, dtype=torch.uint8, device=channel.device)
+                messages = loading.incoming(number % loading.depth, parcel.parts)
+                pending.append((seal, channel.begin([seal, *messages] if parcel.sealed else messages)))
 
-            for number in range(min(loading.depth, len(chunks))):
+            for number in range(min(loading.depth, len(parcels))):
                 expect(number)
-            for number, (chunk, _) in enumerate(chunks):
+            for number, parcel in enumerate(parcels):
                 seal, works = pending.popleft()
                 channel.wait(works, pace.next_limit())
-                if not torch.equal(seal.cpu(), cargo.seal(chunk)):
-                    raise ChannelBroken(f"chunk {number} has another seal than expected")
-                loading.settle(number % loading.depth, chunk)
-                arrived(chunk.stop)
-                if number + loading.depth < len(chunks):
+                if parcel.sealed and not torch.equal(seal.cpu(), cargo.seal(parcel.chunk)):
+                    raise ChannelBroken(
+                        f"chunk {parcel.chunk.start // cargo.chunk_blocks} has another seal than expected"
+                    )
+                loading.settle(number % loading.depth, parcel.parts)
+                if parcel.completes:
+                    arrived(parcel.chunk.stop)
+                if number + loading.depth < len(parcels):
                     expect(number + loading.depth)
     finally:
         pending.clear()

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
+from typing import TypeVar
 
 from kvhive.proto.v1 import worker_pb2
 from kvhive.worker.block_desk import PullOutcome
@@ -28,6 +29,8 @@ from kvhive.worker.transfer_staging import block_bytes
 from kvhive.worker.transfer_stream import Pace, TransferStopped, receive
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 AVOID_FIRST_S = 1.0
 AVOID_LONGEST_S = 64.0
@@ -129,20 +132,19 @@ class TransferTarget:
             del self._avoided[next(iter(self._avoided))]
         self._avoided[key] = time.monotonic() + pause_s, pause_s
 
-    async def _in_turn(self, turn: Awaitable[object], pace: Pace) -> None:
+    async def _in_turn(self, turn: Awaitable[T], pace: Pace) -> T:
         """Wait for other pulls, half of the time that is left. Raises PeerFailed.
 
         That they are slow is no fault of this one's source, which is to have the other half.
         """
         try:
             async with asyncio.timeout((pace.deadline - time.monotonic()) / 2):
-                await turn
+                return await turn
         except TimeoutError:
             raise PeerFailed(PullOutcome.BUSY, "other pulls to this worker took too long") from None
 
     async def _pull(self, arrival: Arrival, source: BlockSource, pace: Pace) -> PullOutcome:
-        lane = self._lanes.of(source.worker_id)
-        await self._in_turn(lane.turn.acquire(), pace)
+        lane = await self._in_turn(self._lanes.take(source.worker_id), pace)
         try:
             if lane.epoch != source.epoch:
                 lane.close()  # of a worker that is no more
@@ -155,7 +157,7 @@ class TransferTarget:
         except ChannelForgotten as error:
             raise PeerFailed(PullOutcome.REFUSED, str(error)) from None
         finally:
-            lane.turn.release()
+            self._lanes.give_back(lane)
 
     async def _attempt(self, lane: Lane, arrival: Arrival, source: BlockSource, pace: Pace) -> PullOutcome:
         request = self._request(lane, arrival, source, pace)
@@ -241,7 +243,7 @@ class TransferTarget:
             if not lane.open:
                 lane.channel, lane.plan = self._party.maker.make(plan, RECEIVER, pace.next_limit()), plan
             assert lane.channel is not None
-            staging = lane.staging(self._party.pool, cargo.chunk_blocks)
+            staging = lane.staging(self._party.pool, max(cargo.messages))
             receive(lane.channel, staging, cargo, pace, arrived)
         except BaseException:
             lane.close()

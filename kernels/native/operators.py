@@ -215,16 +215,19 @@ class NativeOperators(ReferenceOperators):
         return plan.run(query, pool_layer)
 
     def gather_blocks(self, pool: torch.Tensor, blocks: torch.Tensor, out: torch.Tensor) -> None:
-        """See block_copy.py. Raises IndexError for a block outside the pool; so do the next two."""
-        self._copy(pool, blocks, out, None)
+        """See block_copy.py. Raises IndexError for a block outside the pool; so do the next two.
+
+        By the calling thread alone, as the next one: the team is the engine's, and busy with its step.
+        """
+        self._copy(pool, blocks, out, None, 1)
 
     def scatter_blocks(self, staging: torch.Tensor, blocks: torch.Tensor, pool: torch.Tensor) -> None:
         """See block_copy.py."""
-        self._copy(staging, None, pool, blocks)
+        self._copy(staging, None, pool, blocks, 1)
 
     def copy_blocks(self, pool: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """See block_copy.py."""
-        self._copy(pool, sources, pool, targets)
+        self._copy(pool, sources, pool, targets, torch.get_num_threads())
 
     def _copy(
         self,
@@ -232,6 +235,7 @@ class NativeOperators(ReferenceOperators):
         sources: torch.Tensor | None,
         to: torch.Tensor,
         targets: torch.Tensor | None,
+        threads: int,
     ) -> None:
         sources = None if sources is None else sources.contiguous()
         targets = None if targets is None else targets.contiguous()
@@ -245,7 +249,7 @@ class NativeOperators(ReferenceOperators):
             to.shape[0],
             count,
             to[0].numel() * to.itemsize if count else 0,
-            torch.get_num_threads(),
+            threads,
         )
         if outside:
             raise IndexError("blocks: one is outside the pool")

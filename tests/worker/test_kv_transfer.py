@@ -13,7 +13,7 @@ from worker_rig import IDENTITY, METADATA, ROOT, running_worker
 from kvhive.proto.block_chain import hash_chain
 from kvhive.proto.block_hash import namespace_extras
 from kvhive.proto.v1 import worker_pb2
-from kvhive.worker import transfer_cargo, transfer_target
+from kvhive.worker import transfer_cargo, transfer_lanes, transfer_target
 from kvhive.worker.transfer_party import Emulation
 
 SLOW = Emulation(bytes_per_s=200.0)
@@ -204,6 +204,25 @@ async def test_a_source_sends_to_as_many_as_it_may() -> None:
         assert await outcomes(c) == {"busy": 1}
         assert (await slow).pulled_tokens == 60
         await at_rest(a, b, c)
+
+
+async def test_more_peers_than_channels_are_kept_for_still_pull(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three peers of a source that keeps one channel, all at once and twice: none loses it under its pull."""
+    monkeypatch.setattr(transfer_lanes, "MAX_LANES", 1)
+    config = replace(TRANSFER, max_concurrent=3, timeout_s=20.0, stall_timeout_s=10.0)
+    async with (
+        pair(config) as (a, b),
+        running_worker("c", transfer=config) as c,
+        running_worker("d", transfer=config) as d,
+    ):
+        for turn in range(2):
+            prompt = prompt_of(80 + turn, 81)
+            await ask(a, f"first{turn}", prompt)
+            answers = await asyncio.gather(*(ask(w, f"p{turn}", prompt, source_of(a, 20)) for w in (b, c, d)))
+            assert [answer.pulled_tokens for answer in answers] == [80] * 3
+        for worker in (b, c, d):
+            assert await outcomes(worker) == {"pulled": 2}
+        await at_rest(a, b, c, d)
 
 
 async def test_with_prompt_logprobs_nothing_is_pulled() -> None:

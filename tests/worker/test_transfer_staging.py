@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from kvhive.kernels.fp8_cache import FP8
 from kvhive.proto.block_hash import BlockHash
+from kvhive.worker import transfer_staging
 from kvhive.worker.transfer_cargo import Cargo, cut, fits, runs
 from kvhive.worker.transfer_channel import RECEIVER, SENDER, ChannelBroken, ChannelMaker, PairChannel
 from kvhive.worker.transfer_staging import Staging
@@ -128,6 +129,24 @@ def test_rows_end_where_either_side_s_row_or_a_chunk_does() -> None:
     assert cut([4, 5, 6, 2, 3, 9], [6], 100, mega) == [3, 2, 1]
     assert cut([4, 5, 6, 2, 3, 9], [9], 100, mega) == [3, 2, 1], "the asker wants more than there is"
     assert cut([4, 2, 6, 0, 3, 9], [6], 4, 1024) == [4, 2], "too small to travel by themselves"
+
+
+def test_messages_are_rows_of_one_side_where_only_that_one_has_any() -> None:
+    kilo, scattered = 2**10, list(range(0, 2048, 2))
+    assert cut(scattered, [1] * 1024, 512, 16 * kilo) == [512] * 2
+    assert cut(scattered, [100, 924], 512, 16 * kilo) == [100, 412, 512]
+    assert cut([*range(64), *range(100, 164)], [1] * 128, 512, 16 * kilo) == [64, 64]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_side_whose_blocks_lie_in_a_row_copies_nothing(which: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer_staging.Staging, ("gather_blocks", "scatter_blocks")[which][:-7], None)
+    rows, scattered = list(range(3, 14)), [9, 1, 19, 4, 6, 15, 3, 12, 17, 0, 8]
+    source, target = (rows, scattered) if which == 0 else (scattered, rows)
+    pools = pool_of(20, torch.int32, 1), pool_of(20, torch.int32, 2)
+    cargoes = cargo_of(source, STAGED), cargo_of(target, STAGED)
+    assert move(pools, *cargoes) == [3, 6, 9, 11]
+    assert torch.equal(pools[1][target], pools[0][source])
 
 
 @given(
