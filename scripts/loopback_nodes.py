@@ -151,14 +151,12 @@ class LoopbackNodes(NodeProvider):  # type: ignore[misc]  # ray has no types
         cpus, gpus = claims.pop("CPU", 0), claims.pop("GPU", 0)
         store = claims.pop("object_store_memory", _OBJECT_STORE_BYTES)
         claims.pop("memory", None)
-        # A port that Ray is to choose by itself is waited for 15 s, which a busy machine may not keep.
-        ports = zip(_AGENT_PORTS, free_ports(ip, len(_AGENT_PORTS)), strict=True)
         return [
             str(Path(sys.executable).parent / "ray"),
             *("start", "--block", "--disable-usage-stats", f"--address={self._address}"),
             *(f"--node-ip-address={ip}", f"--num-cpus={cpus}", f"--num-gpus={gpus}"),
             *(f"--object-store-memory={store}", f"--resources={json.dumps(claims)}"),
-            *(f"--{option}={port}" for option, port in ports),
+            *agent_ports(ip),
         ]
 
     def _start_nodes(self) -> None:
@@ -178,6 +176,15 @@ class LoopbackNodes(NodeProvider):  # type: ignore[misc]  # ray has no types
                 with self._lock:
                     self._nodes.pop(name, None)
                 time.sleep(_PAUSE_S)
+
+
+def agent_ports(ip: str) -> list[str]:
+    """Return options that name the ports of a node's agents.
+
+    What Ray is to choose by itself it waits 15 s for, which a busy machine may not keep.
+    """
+    chosen = zip(_AGENT_PORTS, free_ports(ip, len(_AGENT_PORTS)), strict=True)
+    return [f"--{option}={port}" for option, port in chosen]
 
 
 def free_ports(ip: str, count: int) -> list[int]:

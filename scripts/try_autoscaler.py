@@ -32,7 +32,7 @@ from kvhive.scripts.client import RouterClient
 from kvhive.scripts.cluster_state import StateFolder
 from kvhive.scripts.control_socket import ask
 from kvhive.scripts.log_tail import last_line
-from kvhive.scripts.loopback_nodes import HEAD_IP, HEAD_TYPE, STARTED_MARK, free_ports
+from kvhive.scripts.loopback_nodes import HEAD_IP, HEAD_TYPE, STARTED_MARK, agent_ports, free_ports
 from kvhive.scripts.owned_processes import RUNTIME_DIR_VARIABLE, end_processes, processes_of
 from kvhive.scripts.ray_head import head_environment
 from kvhive.scripts.status_report import status_document
@@ -124,6 +124,7 @@ def autoscaling_head(folder: Path, v2: bool) -> Iterator[tuple[str, dict[str, st
         *(f"--ray-client-server-port={client_port}", "--num-cpus=0", "--num-gpus=0"),
         *("--object-store-memory=100000000", f"--temp-dir={folder}/ray"),
         f"--autoscaling-config={cluster_file(folder, address)}",
+        *agent_ports(HEAD_IP),
     ]
     with log.open("wb") as output:
         subprocess.Popen(
