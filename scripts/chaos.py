@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 import secrets
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -178,6 +179,7 @@ def _print(result: Mapping[str, Any], as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def main(seconds: float, seed: str, rate: float, gap: float, as_json: bool, **size: Any) -> None:
     """Kill, freeze, restart and cut off the parts of a cluster under load, and check every answer."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # and leave nothing behind
     level = logging.INFO if size["logs"] else logging.WARNING
     logging.basicConfig(level=level, format="time=%(asctime)s level=%(levelname)s at=%(name)s %(message)s")
     links = private_network.possible() if size["links"] is None else size["links"]

@@ -71,6 +71,7 @@ class Tally:
     def violated(self, what: str) -> None:
         """Something happened that never may."""
         self.violation_count += 1
+        log.warning("violation: %s", what[:1000])
         if len(self.violations) < MOST_VIOLATIONS:
             self.violations.append(what[:1000])
 
