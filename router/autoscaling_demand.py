@@ -51,6 +51,7 @@ def demand_of(
     growth = work / forecast.level if forecast.level > 0 else 1.0
     slack_s = max(config.ttft_goal_s - snapshot.request_s, LEAST_SLACK * config.ttft_goal_s)
     queueing = forecast.burst_s() * math.log(1 / (1 - config.ttft_goal_share)) / (2 * slack_s)
+    queueing = min(queueing, work)  # where there is little work hardly anybody meets anybody
     doubt = NormalDist().inv_cdf(config.ttft_goal_share) * forecast.doubt()
     serving = snapshot.serving()
     late_s = sum(worker.queued_s for worker in serving) - len(serving) * slack_s / 2

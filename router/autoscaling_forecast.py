@@ -1,10 +1,11 @@
 """How much prefill work will arrive: its level, its trend and its noise, learnt as it comes.
 
 Double exponential smoothing (Holt, 1957) over samples of at least SAMPLE_S seconds, with time constants in
-place of factors, so that it does not matter how often it is told. The noise is measured beside it: the variance
-of the work of a second over its mean, which for requests that come as they like is the mean square of their
-work over the mean. What is chance in the level is smoothed away for as long as it takes, within bounds: many
-small requests show a change within minutes, a few large ones do not.
+place of factors, so that it does not matter how often it is told. The noise is measured beside it, of the
+differences between one sample and the next, in which a trend is nothing and a jump counts once: the
+variance of the work of a second over its mean, which for requests that come as they like is the mean square
+of their work over the mean. What is chance in the level is smoothed away for as long as it takes, within
+bounds: many small requests show a change within minutes, a few large ones do not.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class Forecast:
     """Of the work of one second, the mean of about NOISE_S."""
     mean: float = 0.0
     """The level's own mean of that time."""
+    last: float = 0.0
+    """The last sample."""
     watched_s: float = 0.0
     """How long it has been watched: a young level is a mean of all there was."""
     pending_s: float = 0.0
@@ -74,16 +77,15 @@ class Forecast:
     def _sample(self, rate: float, seconds: float) -> Forecast:
         watched_s, memory_s = self.watched_s + seconds, self._memory_s()
         expected = self.level + self.trend * seconds
-        surprise = rate - expected
-        level = max(0.0, expected + surprise * _weight(seconds, memory_s, watched_s))
+        level = max(0.0, expected + (rate - expected) * _weight(seconds, memory_s, watched_s))
         trend, variance, mean = self.trend, self.variance, level
-        if self.watched_s:  # the first sample is no surprise
+        if self.watched_s:
             moved = (level - self.level) / seconds
             trend += (moved - trend) * _weight(seconds, TREND_TIMES * memory_s, math.inf)
             weight = _weight(seconds, NOISE_S, watched_s - SAMPLE_S)
-            variance += (surprise**2 * seconds - variance) * weight
+            variance += ((rate - self.last) ** 2 / 2 * seconds - variance) * weight
             mean = self.mean + (level - self.mean) * weight
-        return Forecast(level, trend, variance, mean, watched_s)
+        return Forecast(level, trend, variance, mean, rate, watched_s)
 
 
 def _weight(seconds: float, constant_s: float, watched_s: float) -> float:

@@ -314,12 +314,16 @@ def bench_transfer(rounds: int, grid: bool, quick: bool, png: Path | None, as_js
 
 
 @cli.command()
-@click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("trace")
 @click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="The policies as bars.")
 @json_option
 @simulate_flags
-def simulate(trace: Path, png: Path | None, as_json: bool, options: SimulateOptions) -> None:
-    """Play TRACE on a simulated fleet under one routing policy or several (docs/simulate.md)."""
+def simulate(trace: str, png: Path | None, as_json: bool, options: SimulateOptions) -> None:
+    """Play TRACE on a simulated fleet under one routing policy or several (docs/simulate.md).
+
+    TRACE is a file, or `diurnal[:key=value,...]`: a day that is made up. With --autoscale the fleet's size
+    follows the load, under one policy (docs/autoscaling.md).
+    """
     from kvhive.scripts import simulate as command
 
     command.run(trace, options, command.Outputs(as_json, png))

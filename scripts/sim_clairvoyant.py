@@ -7,8 +7,8 @@ there, too. It is the same simulator, with the same router, scheduler and caches
 to it begin with empty ones.
 
 Each try is played in a forked process, until it is known of every request of the window whether it is late,
-and given up as soon as too many are. The search begins at the count of the window before. Where no count does, it
-takes the smallest that does as well as many.
+and given up as soon as too many are. The search begins at the count of the window before. Where no count
+does, it takes the smallest that does as well as many.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvhive.proto.errors import KvhiveError
-from kvhive.scripts.sim_elastic import ElasticSimulation
 from kvhive.scripts.sim_run import Served
-from kvhive.scripts.sim_scaling import in_goal
+from kvhive.scripts.sim_scaling import ElasticFleet, in_goal
 
 LOOKS = 20
 """How often a try is looked at, to give it up."""
@@ -41,7 +40,7 @@ class Clairvoyant:
 
 
 def find_clairvoyant(
-    simulation: ElasticSimulation,
+    simulation: ElasticFleet,
     goal_share: float,
     window_s: float,
     first_guess: int,
@@ -70,7 +69,7 @@ class _Search:
     """One window's."""
 
     def __init__(
-        self, simulation: ElasticSimulation, first: int, end_s: float, goal_share: float, left: float
+        self, simulation: ElasticFleet, first: int, end_s: float, goal_share: float, left: float
     ) -> None:
         self._simulation = simulation
         self._first = first

@@ -39,6 +39,14 @@ class SimulateOptions:
     cost: CostModel = CostModel()  # noqa: RUF009 - frozen
     slo_ttft_s: float = 2.0
     slo_tpot_s: float = 0.05
+    autoscale: bool = False
+    overrides: tuple[str, ...] = ()
+    """KEY=VALUE, of the section `autoscaling`."""
+    startup_s: float = 60.0
+    window_s: float = 0.0
+    """Of the clairvoyant minimum; 0: none."""
+    quick: bool = False
+    coarse: float = 1.0
 
     def pool_blocks(self, distinct_tokens: int) -> int:
         """The size of each worker's pool for a trace of so many distinct tokens. Raises ConfigError."""
@@ -87,6 +95,7 @@ def _flag(*names: str, kind: click.ParamType[Any], default: Any, text: str, show
 
 _NAMES = SimulateOptions.__dataclass_fields__.keys() - {"rate", "load", "cost"}
 _SHARE = click.FloatRange(0, 100)
+_SECONDS = click.FloatRange(0, 86_400)
 _FLAGS = (
     _flag("--workers", kind=click.IntRange(1, 4096), default=8, text="How many."),
     _flag("--policy", "policies", kind=click.STRING, default="all", text="Which, with commas between."),
@@ -122,6 +131,14 @@ _FLAGS = (
     _flag("--attention-ns", kind=click.FloatRange(0, 1e6), default=1.3, text="A (token, context token)."),
     _flag("--max-step-tokens", kind=click.IntRange(1), default=2048, text="Of one step."),
     _flag("--max-running", kind=click.IntRange(1), default=256, text="Sequences of one step."),
-    _flag("--slo-ttft", "slo_ttft_s", kind=click.FloatRange(0), default=2.0, text="Seconds, for goodput."),
+    _flag("--slo-ttft", "slo_ttft_s", kind=click.FloatRange(0), default=2.0, text="Seconds, the goal."),
     _flag("--slo-tpot", "slo_tpot_s", kind=click.FloatRange(0), default=0.05, text="Seconds, for goodput."),
+    click.option("--autoscale", is_flag=True, help="Let workers come and go (docs/autoscaling.md)."),
+    click.option(
+        "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="... by this autoscaling.* setting."
+    ),
+    _flag("--startup", "startup_s", kind=_SECONDS, default=60.0, text="Seconds until a worker serves."),
+    _flag("--window", "window_s", kind=_SECONDS, default=0.0, text="Of the clairvoyant minimum; 0: none."),
+    click.option("--quick", is_flag=True, help="A queue per worker, for days of `diurnal`."),
+    _flag("--coarse", kind=click.FloatRange(1, 100), default=1.0, text="Fewer reports, longer steps."),
 )

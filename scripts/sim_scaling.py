@@ -10,13 +10,58 @@ import itertools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from typing import Protocol
 
 from kvhive.proto.autoscaling_config import AutoscalingConfig
 from kvhive.router.autoscaling_policy import AutoscalingState, Reason, decide
-from kvhive.router.autoscaling_signals import FleetSignals
-from kvhive.scripts.sim_elastic import ElasticSimulation
+from kvhive.router.autoscaling_signals import FleetSignals, RouterCounts
+from kvhive.router.worker_registry import WorkerView
 from kvhive.scripts.sim_report import quantile
 from kvhive.scripts.sim_run import Served
+
+
+class ElasticFleet(Protocol):
+    """What a fleet can be asked whose workers come and go."""
+
+    now: float
+    goal_s: float
+
+    @property
+    def served(self) -> list[Served]:
+        """All requests that have arrived, in order."""
+        ...
+
+    def begin(self) -> None:
+        """Lay out the arrivals."""
+        ...
+
+    def advance(self, until: float, tell: Callable[[int], None] = ...) -> bool:
+        """Play on to a moment; return whether anything happens after it."""
+        ...
+
+    def promote(self) -> None:
+        """Let those serve that are ready by now, and send them what was held."""
+        ...
+
+    def resize(self, count: int, startup_s: float) -> None:
+        """Ask for so many workers, starting and serving ones together."""
+        ...
+
+    def views(self) -> list[WorkerView]:
+        """What a controller sees of the workers."""
+        ...
+
+    def asked_for(self) -> dict[str, float]:
+        """Workers that do not serve yet, and since when they are asked for."""
+        ...
+
+    def router_counts(self) -> RouterCounts:
+        """What the router tells a controller."""
+        ...
+
+    def paid_s(self) -> float:
+        """Seconds that all workers together were paid for until now."""
+        ...
 
 
 @dataclass(slots=True)
@@ -36,7 +81,7 @@ class Scaling:
 
 
 def scale(
-    simulation: ElasticSimulation,
+    simulation: ElasticFleet,
     config: AutoscalingConfig,
     startup_s: float,
     tell: Callable[[int], None] = lambda done: None,
@@ -108,7 +153,7 @@ def in_goal(served: Served, goal_s: float) -> bool:
     return 0 <= served.first_token_at - served.arrived_at <= goal_s
 
 
-def scaling_report(simulation: ElasticSimulation, scaling: Scaling) -> ScalingReport:
+def scaling_report(simulation: ElasticFleet, scaling: Scaling) -> ScalingReport:
     """Sum up a simulation that has ended."""
     done = [served for served in simulation.served if not served.refused]
     ttft = [served.first_token_at - served.arrived_at for served in done]

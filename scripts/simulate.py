@@ -17,7 +17,7 @@ from typing import TextIO
 
 from kvhive.proto.errors import ConfigError
 from kvhive.router.policies import make_policy, policy_names
-from kvhive.scripts import sim_figure
+from kvhive.scripts import sim_autoscale, sim_figure
 from kvhive.scripts.bench_figure import check_drawable
 from kvhive.scripts.progress import Progress, show_progress
 from kvhive.scripts.sim_limits import Limits, find_limits
@@ -27,7 +27,7 @@ from kvhive.scripts.sim_report import Goal, PolicyReport, report, table
 from kvhive.scripts.sim_run import BlockIds, Fleet, Simulation
 from kvhive.scripts.trace_arrivals import Pace, Schedule, plan_arrivals
 from kvhive.scripts.trace_format import Trace
-from kvhive.scripts.trace_reader import read_trace
+from kvhive.scripts.trace_source import load_trace
 
 MOST_BLOCKS = 50_000_000
 """Of all pools together: about 0.5 KB each."""
@@ -55,8 +55,11 @@ class Outputs:
     png: Path | None = None
 
 
-def run(path: Path, options: SimulateOptions, outputs: Outputs) -> None:
-    """Simulate and print. Raises KvhiveError, OSError."""
+def run(source: str, options: SimulateOptions, outputs: Outputs) -> None:
+    """Simulate and print. `source`: a file, or a day to be made. Raises KvhiveError, OSError."""
+    if options.autoscale:
+        sim_autoscale.run(source, options, outputs.as_json)
+        return
     if outputs.png is not None:
         check_drawable()
     policies = parse_policies(options.policies)
@@ -64,9 +67,9 @@ def run(path: Path, options: SimulateOptions, outputs: Outputs) -> None:
     reports: list[PolicyReport] = []
     decision_us: dict[str, float] = {}
     with show_progress(sys.stderr) as tell:
-        tell(path.name, "reading")
-        study = lay_out(read_trace(path, options.limit), options)
-        tell(path.name, f"{len(study.trace.requests)} requests")
+        tell(source, "reading")
+        study = lay_out(load_trace(source, options), options)
+        tell(source, f"{len(study.trace.requests)} requests")
         for policy in policies:
             numbers, spent = run_policy(study, policy, goal, tell)
             reports.append(numbers)

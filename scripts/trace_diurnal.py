@@ -95,8 +95,9 @@ def parse_diurnal(text: str) -> Diurnal:
     return day
 
 
-def make_trace(day: Diurnal, prefill_s: Callable[[int, int], float], seed: int, block_size: int) -> Trace:
-    """Make the day's requests. prefill_s: seconds for (tokens, after so many) on one worker.
+def make_trace(day: Diurnal, prefill_s: Callable[[int, int], float], seed: int, limit: int = 0) -> Trace:
+    """Make the day's requests. prefill_s: seconds for (tokens, after so many) on one worker. `limit`: only
+    the first requests; 0: all.
 
     The same arguments give the same trace.
     """
@@ -118,7 +119,7 @@ def make_trace(day: Diurnal, prefill_s: Callable[[int, int], float], seed: int, 
     requests.sort(key=lambda request: request.arrival)
     if not requests:
         raise ConfigError(f"{PREFIX}: nobody comes in {day.hours:g} hours of so little work")
-    return Trace(PREFIX, BLOCK, False, requests)
+    return Trace(PREFIX, BLOCK, False, requests[: limit or None])
 
 
 def _starts(day: Diurnal, work_s: float, noise: random.Random) -> list[float]:
