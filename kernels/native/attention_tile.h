@@ -192,39 +192,26 @@ inline void hide(float* scores, Visible visible) {
 template <int ROWS>
 inline void weigh(float* scores, const Visible* visible, Scaling scaling, Softmax* rows, float* decay) {
   floats to_log2 = broadcast(scaling.to_log2());
-  float base[ROWS], tile_sums[ROWS];
-  floats tops[ROWS], sums[ROWS];
-  // Loop by loop for all rows: in one loop each row would wait for its own maximum before its exponentials.
+  float tile_sums[ROWS];
   for (int r = 0; r < ROWS; r++) {
     float* row = scores + r * TILE;
     if (scaling.softcap > 0) cap(row, scaling);
     if (visible[r].first > 0 || visible[r].last < TILE) hide(row, visible[r]);
     floats top = broadcast(NOTHING);
     for (int t = 0; t < TILE; t += LANES) top = larger(load(row + t), top);
-    tops[r] = top;
-  }
-  for (int r = 0; r < ROWS; r++) {
-    float before = rows[r].largest, seen = lane_max(tops[r]);
+    float before = rows[r].largest, seen = lane_max(top);
     float largest = seen > before ? seen : before;
-    base[r] = largest == NOTHING ? 0.0f : largest;
+    floats base = broadcast(largest == NOTHING ? 0.0f : largest);
+    floats sum = {};
+    for (int t = 0; t < TILE; t += LANES) {
+      floats weight = exp2_of_negative((load(row + t) - base) * to_log2);
+      store(row + t, weight);
+      sum += weight;
+    }
+    tile_sums[r] = lane_sum(sum);
     decay[r] = before == largest ? 0.0f : before - largest;
     rows[r].largest = largest;
   }
-  for (int r = 0; r < ROWS; r++) {
-    float* row = scores + r * TILE;
-    floats from = broadcast(base[r]);
-    sums[r] = floats{};
-    for (int t = 0; t < TILE; t += 2 * LANES) {
-      floats weight[2];
-      for (int i = 0; i < 2; i++) weight[i] = (load(row + t + i * LANES) - from) * to_log2;
-      exp2_of_negative(weight);
-      for (int i = 0; i < 2; i++) {
-        store(row + t + i * LANES, weight[i]);
-        sums[r] += weight[i];
-      }
-    }
-  }
-  for (int r = 0; r < ROWS; r++) tile_sums[r] = lane_sum(sums[r]);
   // The decays of all rows in as few exponentials as the vectors allow; 2^0 is exactly 1.
   for (int i = 0; i < ROWS; i += LANES) {
     int count = lanes(i, ROWS);

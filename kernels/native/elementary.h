@@ -10,40 +10,24 @@ constexpr float LOG2_E_REST = 1.92596300e-8f;  // log2(e) - LOG2_E
 
 // 2^(whole + fraction) for |fraction| <= 0.5 and -126 <= whole <= 127, `magic` being 1.5 * 2^23 + whole:
 // the sum's lowest bits are then the integer. Minimax of degree 6 with 2^0 exactly 1.
-// Of N vectors at once, so that none of their operations waits long for the one before.
-template <int N>
-inline void power_of_two(const floats (&magic)[N], const floats (&fraction)[N], floats (&power)[N]) {
-  constexpr float FACTORS[] = {1.33908668e-3f, 9.61805694e-3f, 5.55035695e-2f,
-                               2.40226507e-1f, 6.93147182e-1f, 1.0f};
-  for (int i = 0; i < N; i++) power[i] = broadcast(1.54614478e-4f);
-#pragma GCC unroll 8
-  for (float factor : FACTORS)
-    for (int i = 0; i < N; i++) power[i] = fma(power[i], fraction[i], broadcast(factor));
-  for (int i = 0; i < N; i++) power[i] *= bits_of<floats>((bits_of<words>(magic[i]) + 127) << 23);
-}
-
 inline floats power_of_two(floats magic, floats fraction) {
-  floats power[1];
-  power_of_two<1>({magic}, {fraction}, power);
-  return power[0];
+  floats p = broadcast(1.54614478e-4f);
+  p = fma(p, fraction, broadcast(1.33908668e-3f));
+  p = fma(p, fraction, broadcast(9.61805694e-3f));
+  p = fma(p, fraction, broadcast(5.55035695e-2f));
+  p = fma(p, fraction, broadcast(2.40226507e-1f));
+  p = fma(p, fraction, broadcast(6.93147182e-1f));
+  p = fma(p, fraction, broadcast(1.0f));
+  return p * bits_of<floats>((bits_of<words>(magic) + 127) << 23);
 }
 
 constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
 
 // 2^x for x <= 0, as softmax needs it: 2^-Inf is 0, and so is what float32 could only hold denormalised.
-template <int N>
-inline void exp2_of_negative(floats (&x)[N]) {
-  floats magic[N], fraction[N], power[N];
-  for (int i = 0; i < N; i++) magic[i] = x[i] + broadcast(MAGIC);
-  for (int i = 0; i < N; i++) fraction[i] = x[i] - (magic[i] - broadcast(MAGIC));
-  power_of_two(magic, fraction, power);
-  for (int i = 0; i < N; i++) x[i] = x[i] < broadcast(-126.0f) ? floats{} : power[i];
-}
-
 inline floats exp2_of_negative(floats x) {
-  floats one[1] = {x};
-  exp2_of_negative(one);
-  return one[0];
+  floats magic = x + broadcast(MAGIC);
+  floats result = power_of_two(magic, x - (magic - broadcast(MAGIC)));
+  return x < broadcast(-126.0f) ? floats{} : result;
 }
 
 inline floats exp(floats x) {

@@ -123,35 +123,20 @@ inline floats rounded_to(floats x) {
 // a where it is larger, else b: a NaN in `a` never wins.
 inline floats larger(floats a, floats b) { return a > b ? a : b; }
 
-// x with lane i + WIDTH in lane i, for i below WIDTH.
-template <int WIDTH>
-inline floats moved_down(floats x) {
-#if defined(__AVX__) && !defined(__AVX512F__)
-  if constexpr (WIDTH == 4) return (floats)_mm256_permute2f128_ps((__m256)x, (__m256)x, 1);
-  return (floats)_mm256_permute_ps((__m256)x, WIDTH == 2 ? 0x4E : 0xB1);
-#else
-  floats moved = x;
-  for (int i = 0; i < WIDTH; i++) moved[i] = x[i + WIDTH];
-  return moved;
-#endif
-}
-
-template <int WIDTH = LANES / 2>
 inline float lane_sum(floats x) {
-  x += moved_down<WIDTH>(x);
-  if constexpr (WIDTH > 1)
-    return lane_sum<WIDTH / 2>(x);
-  else
-    return x[0];
+  float lane[LANES];
+  memcpy(lane, &x, sizeof(x));
+  for (int width = LANES / 2; width; width /= 2)
+    for (int i = 0; i < width; i++) lane[i] += lane[i + width];
+  return lane[0];
 }
 
-template <int WIDTH = LANES / 2>
 inline float lane_max(floats x) {
-  x = larger(x, moved_down<WIDTH>(x));
-  if constexpr (WIDTH > 1)
-    return lane_max<WIDTH / 2>(x);
-  else
-    return x[0];
+  float lane[LANES];
+  memcpy(lane, &x, sizeof(x));
+  for (int width = LANES / 2; width; width /= 2)
+    for (int i = 0; i < width; i++) lane[i] = lane[i] > lane[i + width] ? lane[i] : lane[i + width];
+  return lane[0];
 }
 
 inline floats lane_numbers() {
