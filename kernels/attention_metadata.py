@@ -33,6 +33,25 @@ class AttentionMetadata:
     """What an implementation has worked out for the first layer that asked, and keeps for the others."""
 
 
+def each_alone(metadata: AttentionMetadata, rows: torch.Tensor) -> AttentionMetadata:
+    """Return the batch in which each of some rows [S] int64 is a sequence of its own that sees what it saw."""
+    starts, contexts = metadata.query_starts.long(), metadata.context_lengths.long()
+    owners = torch.searchsorted(starts, rows, right=True) - 1
+    seen = contexts[owners] - (starts[owners + 1] - rows) + 1
+    count = len(rows)
+    return AttentionMetadata(
+        block_tables=metadata.block_tables[owners],
+        query_starts=torch.arange(count + 1, dtype=torch.int32, device=rows.device),
+        context_lengths=seen.int(),
+        query_lengths=[1] * count,
+        contexts=seen.tolist(),
+        tokens=count,
+        pool_blocks=metadata.pool_blocks,
+        block_size=metadata.block_size,
+        windows=metadata.windows,
+    )
+
+
 def attention_metadata(
     pool: torch.Tensor,
     block_tables: Sequence[Sequence[int]],

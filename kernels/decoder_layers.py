@@ -67,15 +67,18 @@ class FusedLayers(Protocol):
         pool: torch.Tensor,
         metadata: AttentionMetadata,
         slot_mapping: torch.Tensor,
+        rows: torch.Tensor,
     ) -> torch.Tensor:
-        """Write the KV of all tokens and return the normed output of the last layer: [T, hidden_size].
+        """Write the KV of all tokens and return the normed output of the last layer in some rows.
 
         hidden:        [T, hidden_size], the input after the first layer's norm; overwritten
         residual:      [T, hidden_size], the input; overwritten
         angles:        of each rotary embedding, cosines and sines [T, head_dim / 2] float32
         pool:          [blocks, layers, 2, kv_heads, block_size, head_dim] of hidden's dtype
         slot_mapping:  [T] int64
+        rows:          [S] int64, those that are asked for; where they are few, the last layer computes no others
 
+        Returns [S, hidden_size].
         All contiguous, and one call at a time: memory between the layers is kept. Bit for bit what the
         operators compute one by one. Raises IndexError for a slot outside the pool.
         """

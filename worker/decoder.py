@@ -70,10 +70,12 @@ class DecoderModel:
         residual = self._embed(batch.token_ids)
         hidden = rms_norm(residual, self._weights.layers[0].attention_norm, eps)
         if self._fused is not None and pool.dtype == hidden.dtype:
-            hidden = self._fused(hidden, residual, angles, pool, batch.attention, batch.slot_mapping)
+            hidden = self._fused(
+                hidden, residual, angles, pool, batch.attention, batch.slot_mapping, batch.logit_rows
+            )
         else:
-            hidden = self._layer_by_layer(hidden, residual, angles, batch, pool)
-        logits = self._weights.head(hidden[batch.logit_rows])
+            hidden = self._layer_by_layer(hidden, residual, angles, batch, pool)[batch.logit_rows]
+        logits = self._weights.head(hidden)
         if self._ranks is not None:
             logits = self._ranks.gather(logits)[:, : self.config.vocab_size]
         cap = self.config.final_softcap

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
-from kvhive.kernels.attention_metadata import AttentionMetadata
+from kvhive.kernels.attention_metadata import AttentionMetadata, each_alone
 from kvhive.kernels.decoder_layers import LayerParts, LayersShape, Projection
-from kvhive.kernels.native.attention_plan import attention_plan
+from kvhive.kernels.native.attention_plan import AttentionPlan, attention_plan
 from kvhive.kernels.native.library import (
     DTYPES,
     STORED,
@@ -19,6 +19,9 @@ from kvhive.kernels.native.library import (
     LinearCall,
 )
 from kvhive.kernels.native.linear import NativeLinear
+
+LEAST_TOKENS_PER_ROW = 4
+"""Rows that share no keys with their neighbours take longer each."""
 
 
 class NativeLayers:
@@ -45,17 +48,22 @@ class NativeLayers:
         pool: torch.Tensor,
         metadata: AttentionMetadata,
         slot_mapping: torch.Tensor,
+        rows: torch.Tensor,
     ) -> torch.Tensor:
         """See FusedLayers."""
         shape, tokens = self._shape, hidden.shape[0]
         qkv, wide, gated = self._scratch(hidden)
         query, pool_layer = qkv[:, : shape.heads], pool[:, 0]
-        plans = [
-            attention_plan(
-                self._library, query, pool_layer, metadata, shape.attention_scale, window, shape.softcap
+
+        def plan(batch: AttentionMetadata, window: int | None) -> AttentionPlan:
+            return attention_plan(
+                self._library, query, pool_layer, batch, shape.attention_scale, window, shape.softcap
             )
-            for window in self._windows
-        ]
+
+        plans = [plan(metadata, window) for window in self._windows]
+        few = _few(rows, tokens)
+        if few and len(rows):
+            plans.append(plan(each_alone(metadata, rows), self._windows[self._layers[-1].attention]))
         attentions = (AttentionOfStep * len(plans))(*(plan.of_step() for plan in plans))
         pointers = [table.data_ptr() for pair in angles for table in pair]
         call = LayersCall(
@@ -63,12 +71,15 @@ class NativeLayers:
             attentions=ctypes.addressof(attentions),
             angles=ctypes.addressof(addresses := (ctypes.c_void_p * len(pointers))(*pointers)),
             slots=slot_mapping.data_ptr(),
+            rows=rows.data_ptr(),
             hidden=hidden.data_ptr(),
             residual=residual.data_ptr(),
             qkv=qkv.data_ptr(),
             wide=wide.data_ptr(),
             gated=gated.data_ptr(),
             pool=pool.data_ptr(),
+            row_count=len(rows) if few else tokens,
+            rows_attention=len(plans) - 1,
             layer_count=len(self._layers),
             tokens=tokens,
             blocks=pool.shape[0],
@@ -89,7 +100,7 @@ class NativeLayers:
         del addresses, attentions  # not before: the call read them
         if outside:
             raise IndexError(f"slot_mapping: a slot is outside the pool of {pool.shape[0] * pool.shape[4]}")
-        return hidden
+        return hidden[: len(rows)] if few else hidden[rows]
 
     def _scratch(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return qkv [T, heads + 2 * kv_heads, head_dim], wide and gated [T, ...], in memory that is kept.
@@ -118,6 +129,13 @@ def can_fuse(layers: Sequence[LayerParts], shape: LayersShape) -> bool:
         and shape.head_dim % 8 == 0
         and shape.head_dim <= 256
     )
+
+
+def _few(rows: torch.Tensor, tokens: int) -> bool:
+    """Whether the last layer is worth computing for these rows alone, each with an attention of its own."""
+    if LEAST_TOKENS_PER_ROW * len(rows) > tokens:
+        return False
+    return bool((rows[1:] > rows[:-1]).all())  # they move to the front, in place
 
 
 def _norms(layer: LayerParts) -> tuple[torch.Tensor | None, ...]:

@@ -98,8 +98,9 @@ class LayersCall(ctypes.Structure):
     """Mirrors Step in decoder_layers.cpp."""
 
     _fields_: ClassVar[list[tuple[str, Any]]] = [
-        *((name, c_void_p) for name in ("layers", "attentions", "angles", "slots")),
+        *((name, c_void_p) for name in ("layers", "attentions", "angles", "slots", "rows")),
         *((name, c_void_p) for name in ("hidden", "residual", "qkv", "wide", "gated", "pool")),
+        *((name, c_int64) for name in ("row_count", "rows_attention")),
         *((name, c_int64) for name in ("layer_count", "tokens", "blocks", "block_stride", "layer_stride")),
         *((name, c_int64) for name in ("block_size", "heads", "kv_heads", "head_dim", "hidden_size")),
         *((name, c_int64) for name in ("dtype", "norm_dtype", "gelu", "threads")),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny_models import tiny
@@ -79,6 +81,37 @@ def test_the_same_bits(tmp_path, monkeypatch, family, dtype):
         assert torch.equal(together, one_by_one)
         assert torch.equal(*pools)
         assert not torch.equal(pools[0], pool)
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES.keys())
+@pytest.mark.parametrize("rows", [[], [59], [3, 30, 64], [62, 63, 64], [30, 3, 64]], ids=str)
+def test_the_rows_that_are_asked_for_have_the_same_bits(tmp_path, family, rows):
+    """The last layer computes few rows alone, in their order; the KV of all tokens is written as ever."""
+    torch.manual_seed(0)
+    name, changes = family
+    tiny(name, **changes).save_pretrained(tmp_path)
+    model = loaded(tmp_path)
+    pool = filled_pool(model)
+    pools = [pool.clone(), pool.clone()]
+    asked, everything = (batch(one, model, [60, 1, 4], [61, 9, 6]) for one in pools)
+    asked = replace(asked, logit_rows=torch.tensor(rows, dtype=torch.int64))
+    few = model.forward(asked, pools[0])
+    assert torch.equal(few, model.forward(everything, pools[1])[rows])
+    assert torch.equal(*pools)
+
+
+def test_of_other_rows_the_last_layer_computes_nothing(tmp_path):
+    """It would show in `hidden`, which layers overwrite."""
+    tiny("Llama", head_dim=16, num_hidden_layers=1).save_pretrained(tmp_path)
+    model = loaded(tmp_path)
+    pool = filled_pool(model)
+    step = batch(pool, model, [60], [61])
+    hidden = torch.randn(60, model.config.hidden_size)
+    before, angles = hidden.clone(), model._angles(step.positions)
+    where = pool, step.attention, step.slot_mapping
+    model._fused(hidden, hidden.clone(), angles, *where, torch.tensor([59]))
+    assert not torch.equal(hidden[0], before[0])
+    assert torch.equal(hidden[1:], before[1:])
 
 
 def test_a_slot_outside_the_pool_is_an_error(tmp_path):
