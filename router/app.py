@@ -34,6 +34,7 @@ from kvhive.router.placement import Placer, RoutingState
 from kvhive.router.policies import make_policy
 from kvhive.router.predicted_blocks import PredictedBlocks
 from kvhive.router.prompt import PromptPreparer
+from kvhive.router.pull_metrics import PullMetrics
 from kvhive.router.redis_connection import open_redis
 from kvhive.router.supervision import Supervisor
 from kvhive.router.tokenizer import TextTokenizer
@@ -84,6 +85,7 @@ async def run_router(
         workers = GrpcWorkerClient(options.cluster_token)
         stack.push_async_callback(workers.close)
         metrics = RequestMetrics()
+        metrics.registry.register(PullMetrics(view.describe))
         dispatcher = _dispatcher(options, tokenizer, executor, state, workers)
         frontend = MeteredFrontend(dispatcher, metrics, time.monotonic)
         config = options.config.router
