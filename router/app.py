@@ -36,6 +36,7 @@ from kvhive.router.placement import Placer, RoutingState
 from kvhive.router.policies import make_policy
 from kvhive.router.predicted_blocks import PredictedBlocks
 from kvhive.router.prompt import PromptPreparer
+from kvhive.router.pull_metrics import PullMetrics
 from kvhive.router.redis_connection import open_redis
 from kvhive.router.router_audit import RouterAudit
 from kvhive.router.supervision import Supervisor
@@ -87,6 +88,7 @@ async def run_router(
         workers = GrpcWorkerClient(options.cluster_token)
         stack.push_async_callback(workers.close)
         metrics = RequestMetrics()
+        metrics.registry.register(PullMetrics(view.describe))
         dispatcher = _dispatcher(options, tokenizer, executor, state, workers)
         metrics.registry.register(
             DispatchCollector(dispatcher.counters, lambda: dispatcher.in_flight, lambda: dispatcher.held)

@@ -23,6 +23,7 @@ from kvhive.scripts.gpu_engine import (
 )
 from kvhive.scripts.gpu_kernels import check_kernels, time_kernels
 from kvhive.scripts.gpu_limits import measure_limits
+from kvhive.scripts.gpu_transfer import check_transfer
 
 
 def main() -> None:
@@ -39,7 +40,11 @@ def main() -> None:
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
-    wrong = [row["case"] for row in (*report["kernels"], *report["engine"]) if not row["right"]]
+    wrong = [
+        row["case"]
+        for row in (*report["kernels"], *report["transfer"], *report["engine"])
+        if not row["right"]
+    ]
     for case in wrong:
         print(f"WRONG: {case}", file=sys.stderr)
     sys.exit(1 if wrong else 0)
@@ -65,6 +70,7 @@ def run(device: torch.device, dry: bool) -> dict[str, Any]:
     with torch.inference_mode():
         section("kernels", lambda: check_kernels(device, dry))
         section("kernel_times", lambda: time_kernels(device, limits, dry))
+    section("transfer", lambda: check_transfer(device, dry))
     runner = make_runner(device, dry)
     section("pool", lambda: {"blocks": runner.num_blocks, "tokens": runner.num_blocks * 16})
     section("engine", lambda: [check_engine(runner, dry)])
