@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from kvhive.proto.block_chain import chain_keys
 from kvhive.proto.block_hash import BlockHash, BlockKey, namespace_extras, pack_tokens, unpack_tokens
-from kvhive.router.known_words import PartlyKnown
+from kvhive.router.known_text import PartlyKnown
 from kvhive.router.request import ChatPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
 from kvhive.router.tokenizer import TextTokenizer
 
@@ -73,7 +73,7 @@ class PromptPreparer:
             case TextPrompt(text):
                 return self._tokenizer.look_up(text, add_special_tokens=True)
             case TokenPrompt(token_ids):
-                return PartlyKnown([pack_tokens(token_ids)])
+                return PartlyKnown([("", [pack_tokens(token_ids)])])
             case ChatPrompt(messages):
                 text = self._tokenizer.render_chat(messages)
                 return self._tokenizer.look_up(

@@ -18,7 +18,7 @@ from kvhive.proto.errors import InvalidRequest, ModelError
 from kvhive.router.chat_template import ChatTemplate
 from kvhive.router.gguf_tokenizer import load_gguf_tokenizer
 from kvhive.router.hf_tokenizer import load_hf_tokenizer
-from kvhive.router.known_words import KnownWords, PartlyKnown
+from kvhive.router.known_text import KnownText, PartlyKnown
 from kvhive.router.request import ChatMessage
 from kvhive.router.tokenizer_parts import TokenizerParts
 
@@ -48,7 +48,7 @@ class TextTokenizer:
         """One more than the highest id that has a text."""
         added = self._tokenizer.get_added_tokens_decoder()
         self._skipped = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._words = KnownWords(self._tokenizer)
+        self._known = KnownText(self._tokenizer)
         self._max_tokens = max_tokens
         self._longest_token_bytes = _longest_token_bytes(self._tokenizer)
         self._token_bytes: dict[int, bytes] = {}  # what was asked for; at most the vocabulary
@@ -78,11 +78,11 @@ class TextTokenizer:
         Raises InvalidRequest for a text that cannot fit into `max_tokens`.
         """
         self._check_length(text)
-        return self._words.look_up(text, add_special_tokens)
+        return self._known.look_up(text, add_special_tokens)
 
     def complete(self, text: PartlyKnown) -> bytes:
         """Tokenise the rest; return all ids as the wire carries them (`pack_tokens`)."""
-        return self._words.complete(text)
+        return self._known.complete(text)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of ids; bytes that are not UTF-8 show as U+FFFD."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any
 
 import click
@@ -28,7 +30,6 @@ SHARED_CHARACTERS = 3072
 GROUPS = 64
 """Conversations, each with a beginning of its own that its requests share."""
 CHAT = "/v1/chat/completions"
-_WORDS = ["alpha", "beta", "gamma", "delta", "router", "cache", "prefix", "token", "model", "serve"]
 
 Figures = dict[str, dict[str, float]]
 """By what was measured."""
@@ -132,13 +133,21 @@ def _chat(model: str, stream: bool) -> Callable[[int], dict[str, Any]]:
 
 
 def prompt_text(number: int) -> str:
-    """Return 4 KB of words: a beginning that every 64th prompt shares, a number, and an end."""
-    start, tail = _words(number % GROUPS, SHARED_CHARACTERS), _words(-1, PROMPT_CHARACTERS)
-    return f"{start}{number} {tail}"[:PROMPT_CHARACTERS]
+    """Return 4 KB of English and code: a beginning that every 64th prompt shares, and an end of its own."""
+    start = _passage(number % GROUPS, SHARED_CHARACTERS)
+    return f"{start} {number} {_passage(GROUPS + number, PROMPT_CHARACTERS)}"[:PROMPT_CHARACTERS]
 
 
-def _words(seed: int, characters: int) -> str:
-    return " ".join(random.Random(seed).choices(_WORDS, k=characters // 4))[:characters]
+def _passage(number: int, characters: int) -> str:
+    """Return a part of Python's own help texts, another one for each number."""
+    book = _book()
+    start = random.Random(number).randrange(len(book) - characters)
+    return book[start : start + characters]
+
+
+@functools.cache
+def _book() -> str:
+    return "\n".join(text for _, text in sorted(topics.items()))
 
 
 def _decoding_doors(rig: Rig, tokens: int) -> dict[str, Door]:

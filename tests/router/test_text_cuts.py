@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 
 from kvhive.router.gguf_tokenizer import _QWEN2, _TEKKEN, load_gguf_tokenizer
 from kvhive.router.hf_tokenizer import load_hf_tokenizer
-from kvhive.router.text_cuts import ends_visibly, may_be_cut
+from kvhive.router.text_cuts import PASSAGE_CHARS, ends_visibly, may_be_cut, passages
 
 QWEN35 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
@@ -157,3 +158,22 @@ def test_a_text_may_be_cut_before_a_space_that_follows_a_visible_character() -> 
     ]
     assert pieces("a  b\n c\u00a0 d\u0301 e") == ["a", "  b\n c\u00a0 d\u0301 e"]
     assert pieces(" a ") == [" a", " "]
+
+
+def test_equal_beginnings_are_cut_into_equal_passages_but_for_the_last() -> None:
+    begin = " ".join(random.Random(3).choices(["router", "cache", "prefix.", "token"], k=500))
+    first, second = passages(begin + " and then"), passages(begin + " or else, at greater length")
+    assert "".join(first) == begin + " and then"
+    assert first[:-1] == second[: len(first) - 1]
+    assert all(PASSAGE_CHARS <= len(passage) < 2 * PASSAGE_CHARS + 10 for passage in first[:-1])
+
+
+def test_texts_that_share_much_fall_into_step() -> None:
+    shared = " ".join(random.Random(4).choices(["router", "cache", "prefix", "token", "model."], k=2000))
+    first, second = passages("One head. " + shared), passages("Another head, which is longer. " + shared)
+    assert len(set(first) & set(second)) > 0.8 * len(first)
+
+
+def test_a_text_without_a_place_to_cut_stays_whole() -> None:
+    for text in ("", "x" * 5000, " " * 5000, "你好" * 3000, "a\n" * 3000, " \t" * 3000):
+        assert passages(text) == pieces(text) == [text]
