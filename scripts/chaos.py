@@ -49,7 +49,7 @@ class ChaosPlan:
     """Requests."""
     fault_gap_s: float
     """Seconds between two faults, on average."""
-    kinds: int = 60
+    kinds: int = 40
     """Different requests."""
 
 
