@@ -49,7 +49,7 @@ class ChaosPlan:
     """Requests."""
     fault_gap_s: float
     """Seconds between two faults, on average."""
-    kinds: int = 60
+    kinds: int = 40
     """Different requests."""
 
 
@@ -66,10 +66,21 @@ class ChaosRun:
         self._load = Load(self._clients, work, self._trouble, plan.seed)
         self._faults = Faults(cluster, self._trouble, plan.seed)
         self._invariants = Invariants(cluster, self._clients)
+        self._told_to_stop = asyncio.Event()
 
     async def run(self) -> dict[str, Any]:
-        """Do it all. Raises ClusterError, or RuntimeError where things are wrong without any fault."""
-        began = time.monotonic()
+        """Do it all, or as much as there is time for before SIGINT or SIGTERM.
+
+        Raises ClusterError, or RuntimeError where things are wrong without any fault.
+        """
+        loop, began = asyncio.get_running_loop(), time.monotonic()
+
+        def told_to_stop(number: signal.Signals) -> None:
+            self._told_to_stop.set()
+            loop.remove_signal_handler(number)  # the next one ends the process by itself
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, told_to_stop, number)
         try:
             self._progress("chaos", "starting")
             await self._cluster.start()
@@ -82,7 +93,7 @@ class ChaosRun:
                 before = self._load.tally.violation_count
                 await self._episode(episode, min(left, EPISODE_S))
                 bad += self._load.tally.violation_count > before
-                if bad >= MOST_VIOLATING_EPISODES:
+                if bad >= MOST_VIOLATING_EPISODES or self._told_to_stop.is_set():
                     break
         finally:
             for client in self._clients:
@@ -96,7 +107,7 @@ class ChaosRun:
         faults = asyncio.create_task(self._faults.run(self._plan.fault_gap_s))
         until = time.monotonic() + seconds
         try:
-            while (left := until - time.monotonic()) > 0:
+            while (left := until - time.monotonic()) > 0 and not self._told_to_stop.is_set():
                 told = f"{self._trouble.faults.total()} faults, {tally.requests} requests"
                 self._progress("chaos", f"{told}, {tally.violation_count} violations")
                 await asyncio.wait([load, faults], timeout=min(left, 1.0))
@@ -179,7 +190,6 @@ def _print(result: Mapping[str, Any], as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def main(seconds: float, seed: str, rate: float, gap: float, as_json: bool, **size: Any) -> None:
     """Kill, freeze, restart and cut off the parts of a cluster under load, and check every answer."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # and leave nothing behind
     level = logging.INFO if size["logs"] else logging.WARNING
     logging.basicConfig(level=level, format="time=%(asctime)s level=%(levelname)s at=%(name)s %(message)s")
     links = private_network.possible() if size["links"] is None else size["links"]

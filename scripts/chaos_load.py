@@ -28,6 +28,7 @@ HANG_S = 20.0
 """Who has heard nothing for so long at the deadline has been forgotten; all others are late."""
 DARK_S = 10.0
 """A request that begins so soon after a moment without any worker need not be answered."""
+LEARNED_AT_ONCE = 8
 MOST_IN_FLIGHT = 64
 MOST_VIOLATIONS = 100
 """Kept in words; all are counted."""
@@ -92,12 +93,17 @@ class Load:
 
     async def learn(self) -> None:
         """Ask for everything once without any fault: these are the answers. Raises RuntimeError."""
-        for place, work in enumerate(self._work):
-            answer = await self._plain(work)
-            if work.kind == "stop":
-                self._work[place] = stopped(work, answer)
-                answer = await self._plain(self._work[place])
-            self._expected[work.number] = answer
+        turns = asyncio.Semaphore(LEARNED_AT_ONCE)
+
+        async def learn(place: int, work: Work) -> None:
+            async with turns:
+                answer = await self._plain(work)
+                if work.kind == "stop":
+                    self._work[place] = stopped(work, answer)
+                    answer = await self._plain(self._work[place])
+                self._expected[work.number] = answer
+
+        await asyncio.gather(*(learn(place, work) for place, work in enumerate(self._work)))
 
     async def _plain(self, work: Work) -> Transcript:
         seen = Transcript(work)
