@@ -34,7 +34,7 @@ class AttentionMetadata:
 
 
 def each_alone(metadata: AttentionMetadata, rows: torch.Tensor) -> AttentionMetadata:
-    """Return the batch in which each of some rows [S] int64 is a sequence of its own that sees what it saw."""
+    """Return the batch in which some rows [S] int64 are sequences of their own that see what they saw."""
     starts, contexts = metadata.query_starts.long(), metadata.context_lengths.long()
     owners = torch.searchsorted(starts, rows, right=True) - 1
     seen = contexts[owners] - (starts[owners + 1] - rows) + 1

@@ -76,7 +76,7 @@ class FusedLayers(Protocol):
         angles:        of each rotary embedding, cosines and sines [T, head_dim / 2] float32
         pool:          [blocks, layers, 2, kv_heads, block_size, head_dim] of hidden's dtype
         slot_mapping:  [T] int64
-        rows:          [S] int64, those that are asked for; where they are few, the last layer computes no others
+        rows:          [S] int64, those asked for; where they are few, the last layer computes no others
 
         Returns [S, hidden_size].
         All contiguous, and one call at a time: memory between the layers is kept. Bit for bit what the

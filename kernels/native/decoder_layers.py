@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 
@@ -135,7 +136,8 @@ def _few(rows: torch.Tensor, tokens: int) -> bool:
     """Whether the last layer is worth computing for these rows alone, each with an attention of its own."""
     if LEAST_TOKENS_PER_ROW * len(rows) > tokens:
         return False
-    return bool((rows[1:] > rows[:-1]).all())  # they move to the front, in place
+    # They move to the front in place, so they must be in order; and nobody else looks whether they are there.
+    return all(0 <= low < high for low, high in pairwise([*rows.tolist(), tokens]))
 
 
 def _norms(layer: LayerParts) -> tuple[torch.Tensor | None, ...]:
