@@ -3,6 +3,8 @@
 Two real workers of a random model, the source's sending held back to the bandwidth. In each cell the target
 has the context cached and lacks some blocks that the source has; the request is answered both ways in turn,
 and beside the two times stands what the router's cost chooses from what the target reports in its lease.
+Which way is faster is the median over pairs of neighbouring trials: a machine that becomes slow for a while
+is slow for both of a pair.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ class Grid:
     missing: tuple[int, ...] = (4, 16, 64)
     """Blocks after them that it lacks."""
     bytes_per_s: tuple[float, ...] = (3e6, 12e6, 48e6, 192e6)
-    repeats: int = 3
+    repeats: int = 5
 
 
 QUICK = Grid((0, 256), (4, 24), (2e6, 200e6), 1)
@@ -68,17 +70,19 @@ class Outcome:
     bytes_per_s: float
     pull_s: float
     compute_s: float
+    gain: float
+    """Time to compute by time to pull, of each pair of trials; their median."""
     chose_pull: bool
 
     @property
     def right(self) -> bool:
         """Whether the faster way was chosen."""
-        return self.chose_pull == (self.pull_s < self.compute_s)
+        return self.chose_pull == (self.gain > 1.0)
 
     @property
     def tied(self) -> bool:
         """Whether there was no faster way worth the word, and so no wrong choice."""
-        return abs(self.pull_s - self.compute_s) <= TIE_SHARE * min(self.pull_s, self.compute_s)
+        return max(self.gain, 1.0 / self.gain) <= 1.0 + TIE_SHARE
 
 
 def measure(grid: Grid, progress: Progress) -> dict[str, Any]:
@@ -137,8 +141,8 @@ class _Choices:
         for context, missing in itertools.product(self._grid.contexts, self._grid.missing):
             times: dict[bool, list[float]] = {True: [], False: []}
             chosen = []
-            for _ in range(self._grid.repeats):
-                for pull in (True, False):
+            for trial in range(self._grid.repeats):
+                for pull in (trial % 2 == 0, trial % 2 == 1):
                     seconds, chose = await self._one(context, missing, pull)
                     times[pull].append(seconds)
                     chosen.append(chose)
@@ -149,6 +153,7 @@ class _Choices:
                     rate,
                     statistics.median(times[True]),
                     statistics.median(times[False]),
+                    statistics.median(c / p for p, c in zip(times[True], times[False], strict=True)),
                     sum(chosen) * 2 > len(chosen),
                 )
             )

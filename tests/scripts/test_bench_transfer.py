@@ -13,13 +13,19 @@ from kvhive.proto.errors import ConfigError
 from kvhive.proto.index_schema import LoadReport
 from kvhive.router.routing_cost import compare
 from kvhive.router.routing_policy import RouteRequest
-from kvhive.scripts import bench_transfer, bench_transfer_choice, bench_transfer_figure
+from kvhive.scripts import (
+    bench_transfer,
+    bench_transfer_channel,
+    bench_transfer_choice,
+    bench_transfer_figure,
+)
+from kvhive.scripts.bench_transfer_channel import Cell
 from kvhive.scripts.bench_transfer_choice import Outcome
 from kvhive.scripts.cli import cli
 
 
 def outcome(pull_s: float, compute_s: float, chose_pull: bool) -> Outcome:
-    return Outcome(512, 4, 1e8, pull_s, compute_s, chose_pull)
+    return Outcome(512, 4, 1e8, pull_s, compute_s, compute_s / pull_s, chose_pull)
 
 
 def test_a_choice_is_right_when_the_faster_way_was_chosen() -> None:
@@ -54,6 +60,12 @@ def test_a_quick_run_prints_one_object_with_its_ratio() -> None:
     assert document["transfer_ratio"] == cell["transfer_ratio"] > 0
     assert (cell["block_bytes"], cell["chain_bytes"], cell["scattered"]) == (2**19, 4 * 2**20, False)
     assert cell["plain_gb_s"] > 0 and cell["chain_gb_s"] > 0
+    assert cell["same_job_ratio"] == cell["transfer_ratio"], "in a row there is nothing to collect"
+
+
+def test_scattered_chains_are_measured_beside_the_same_job_of_torch_alone() -> None:
+    [cell] = bench_transfer_channel.measure([Cell(16 * 1024, 2**20, scattered=True)], rounds=1)
+    assert cell["same_job_ratio"] > 0 and cell["same_job_ratio"] != cell["transfer_ratio"]
 
 
 def test_the_table_marks_what_was_right_wrong_and_tied() -> None:

@@ -37,6 +37,7 @@ def test_a_dry_run_needs_torch_and_numpy_alone_and_finds_every_kernel_right(tmp_
     assert result.returncode == 0, result.stdout + result.stderr
     written = json.loads(report.read_text())
     assert len(written["kernels"]) > 40 and all(row["right"] for row in written["kernels"])
+    assert len(written["transfer"]) == 3 and all(row["right"] for row in written["transfer"])
     (engine,) = written["engine"]
     assert engine["right"] and engine["agreed"] == engine["tokens"] and engine["difference"] < 1e-4
     assert written["dry"] and written["decode"] and written["prefill"] and written["overhead"]

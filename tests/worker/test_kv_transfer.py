@@ -155,6 +155,21 @@ async def test_a_cancelled_pull_ends_and_frees_everything_on_both_sides() -> Non
         await ask(b, "later", prompt)
 
 
+async def test_what_a_cancelled_pull_was_filling_serves_the_next_prompt_untouched() -> None:
+    """Faults 81 and 82: wherever it is cut, its blocks are given out only when nothing writes to them."""
+    async with pair(emulation=Emulation(bytes_per_s=2000.0), blocks=24) as (a, b):
+        for number in range(8):
+            prompt = prompt_of(100 + number, 81)
+            await ask(a, f"first{number}", prompt)
+            request = b.request(f"gone{number}", prompt, 4, source=source_of(a, 20))
+            stream = b.stub.Generate(request, metadata=METADATA)
+            await until(lambda: bool(b.engine.desk.moves.arrivals()))
+            await asyncio.sleep(0.02 * number)
+            stream.cancel()
+            await ask(b, f"next{number}", prompt_of(200 + number, 81))
+        await at_rest(a, b)
+
+
 async def test_a_pull_that_takes_too_long_leaves_the_rest_to_be_computed() -> None:
     async with pair(replace(TRANSFER, timeout_s=0.8), SLOW) as (a, b):
         prompt = prompt_of(8, 81)

@@ -91,7 +91,7 @@ def test_two_ranks_compute_the_logits_of_one(processes: RankProcesses, tmp_path:
 def test_nothing_has_to_divide(
     processes: RankProcesses, tmp_path: Path, ranks: int, family: str, changes: dict[str, object]
 ) -> None:
-    """Heads, feed-forward and vocabulary in unequal parts; KV heads that several ranks hold."""
+    """Heads, feed-forward and vocabulary (fault 103) in unequal parts; KV heads that several ranks hold."""
     tiny(family, **changes).save_pretrained(tmp_path)
     assert_shared_equals_alone(processes, tmp_path, ranks, int(changes.get("vocab_size", 101)))
 
