@@ -20,7 +20,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin a connection."""
-        super().connection_made(cast(asyncio.Transport, _HeadWithBody(cast(asyncio.Transport, transport))))
+        super().connection_made(cast(asyncio.Transport, HeadWithBody(cast(asyncio.Transport, transport))))
 
     def data_received(self, data: bytes) -> None:
         """Take in what a client sent."""
@@ -40,7 +40,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
 
-class _HeadWithBody:
+class HeadWithBody:
     """A transport that keeps a response's head until what comes next, which the server writes at once.
 
     Each write is a system call of ours, and wakes the client.
@@ -51,9 +51,11 @@ class _HeadWithBody:
         self._head = b""
 
     def __getattr__(self, name: str) -> Any:
+        """Return the transport's own."""
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
+        """Send it; a head with what comes next."""
         if data.startswith(b"HTTP/1.1 ") and data.endswith(b"\r\n\r\n") and data[9:10] != b"1":
             self._head = data
         else:
@@ -61,6 +63,7 @@ class _HeadWithBody:
             self._head = b""
 
     def close(self) -> None:
+        """Close, having sent what was written."""
         if self._head:
             self.write(b"")
         self._transport.close()

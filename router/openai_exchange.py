@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import AsyncExitStack, aclosing, suppress
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
@@ -30,22 +30,34 @@ FAREWELL_S = 1.0
 
 
 class _WatchedSend:
-    """A `send` that tells for how long the client has been taking nothing: no timer for each token."""
+    """A `send` that says when the client has been taking nothing for too long: no timer for each token."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, give_up: Callable[[], object]) -> None:
         self._send = send
-        self._clock = asyncio.get_running_loop().time
+        self._give_up = give_up
+        self._loop = asyncio.get_running_loop()
         self._since: float | None = None
+        self._timer = self._loop.call_later(SEND_TIMEOUT_S / 4, self._look)
 
     async def __call__(self, message: Any) -> None:
-        self._since = self._clock()
+        self._since = self._loop.time()
         await self._send(message)
         self._since = None
 
     @property
     def stalled(self) -> bool:
         """Whether what is being sent now has taken SEND_TIMEOUT_S."""
-        return self._since is not None and self._clock() - self._since >= SEND_TIMEOUT_S
+        return self._since is not None and self._loop.time() - self._since >= SEND_TIMEOUT_S
+
+    def _look(self) -> None:
+        if self.stalled:
+            self._give_up()
+        else:
+            self._timer = self._loop.call_later(SEND_TIMEOUT_S / 4, self._look)
+
+    def close(self) -> None:
+        """Look no more."""
+        self._timer.cancel()
 
 
 class CompletionExchange(Response):
@@ -71,8 +83,8 @@ class CompletionExchange(Response):
         """Generate until the end or until the client is gone, whichever comes first."""
         answering = asyncio.current_task()
         assert answering is not None
-        watched = _WatchedSend(send)
-        gone = asyncio.create_task(_client_gone(receive, watched))
+        watched = _WatchedSend(send, answering.cancel)
+        gone = asyncio.create_task(_disconnected(receive))
 
         def stop(_: asyncio.Task[None]) -> None:
             answering.cancel()
@@ -81,12 +93,13 @@ class CompletionExchange(Response):
         try:
             await self._answer(scope, receive, watched)
         except asyncio.CancelledError:
-            if not gone.done():
+            if not (gone.done() or watched.stalled):
                 # The server does so, after the grace of its shutdown; it expects no more of this task.
                 await self._farewell(scope, receive, send)
             elif watched.stalled:
                 self._gave_up()
         finally:
+            watched.close()
             gone.remove_done_callback(stop)
             gone.cancel()
 
@@ -205,13 +218,9 @@ class CompletionExchange(Response):
             return  # the client takes nothing any more, or its response was already complete
 
 
-async def _client_gone(receive: Receive, watched: _WatchedSend) -> None:
-    """Wait until the client has left, or has been taking nothing for too long."""
-    while not watched.stalled:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(SEND_TIMEOUT_S / 4):
-                if (await receive())["type"] == "http.disconnect":
-                    return
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _write(send: Send, data: bytes, more: bool = True) -> None:
