@@ -164,7 +164,7 @@ class Placer:
         )
         self._note_shared(route, table, prompt.keys)
         costs, decision = self._decide(route, table)
-        ttft_s = predicted_ttft_s(table, costs)
+        ttft_s = predicted_ttft_s(route.prompt_tokens, table, costs)
         row = table.worker_ids.index(decision.worker_id)
         if ttft_s[row] > terms.within_s:
             row = _in_time(ttft_s, costs, terms.within_s)

@@ -111,11 +111,19 @@ async def test_full_batches_are_part_of_the_prediction(index_redis: Redis, token
     """Sixteen places, all taken, and 31 wait: 32 answers of 100 tokens end at 16 every 100 steps."""
     async with cluster_of(index_redis, tokenizer, count=1) as cluster:
         load = dataclasses.replace(
-            SPEED, step_base_s=0.02, max_running=16, running=16, waiting=31, answer_tokens=100.0
+            SPEED,
+            step_base_s=0.02,
+            max_running=16,
+            running=16,
+            waiting=31,
+            answer_tokens=100.0,
+            growth_tokens=1600.0,
         )
         await cluster.join("w1", load, epoch=9)
         with pytest.raises(Overloaded, match=r"in 7\.\d s"):
             await cluster.ask(PROMPT, timeout_s=5.0)
+        await cluster.join("w1", dataclasses.replace(load, growth_tokens=160.0), epoch=9)
+        await cluster.ask(PROMPT, timeout_s=5.0)  # they are short, or nearly over
         await cluster.join("w1", dataclasses.replace(load, running=15, waiting=0), epoch=9)
         await cluster.ask(PROMPT, timeout_s=5.0)
 
@@ -249,7 +257,13 @@ async def test_a_flood_of_one_tenant_refuses_none_of_another(
     """Sixty at once where the router takes sixteen, whatever priority they claim: they are refused by the
     dozen, and all of another one's requests are served, one after the other."""
     async with running_router(
-        redis_server.url, demo_gguf, count=1, step_s=0.002, blocks=2048, max_concurrent=16
+        redis_server.url,
+        demo_gguf,
+        count=1,
+        step_s=0.002,
+        blocks=2048,
+        max_concurrent=16,
+        limits={"queue_timeout_s": 300.0},  # on a loaded machine much is predicted to take long
     ) as rig:
         over = asyncio.Event()
         refused = served = 0

@@ -192,7 +192,7 @@ async def running_router(
             (tokenizer, PromptPreparer(tokenizer, root, BLOCK, executor)),
             (state, Placer(state, KvAwarePolicy(), BLOCK, 5.0, time.monotonic)),
             frail,
-            DispatchLimits(max_concurrent, max_failovers, **{"queue_timeout_s": 10.0, **(limits or {})}),  # type: ignore[arg-type]
+            DispatchLimits(max_concurrent, max_failovers, **{"queue_timeout_s": 300.0, **(limits or {})}),  # type: ignore[arg-type]
             time.monotonic,
         )
         await eventually(lambda: len(registry.routable(time.monotonic())) == count)
