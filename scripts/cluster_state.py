@@ -69,7 +69,7 @@ class ClusterState:
     http: str = ""
     """Base URL of the HTTP doors."""
     workers: tuple[str, ...] = ()
-    """Its first workers; not empty means that there may be some. Which there are now is Ray's to say."""
+    """Its first workers. Which there are now is Ray's to say."""
 
 
 def state_root(environ: Mapping[str, str]) -> Path:

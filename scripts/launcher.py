@@ -26,6 +26,7 @@ from kvhive.scripts.controller_process import ControllerSpec, FirstController
 from kvhive.scripts.embedded_redis import EmbeddedRedis
 from kvhive.scripts.owned_processes import RUNTIME_DIR_VARIABLE, identify
 from kvhive.scripts.progress import Progress
+from kvhive.scripts.ray_driver import check_answers
 from kvhive.scripts.ray_head import start_head
 from kvhive.scripts.redis_check import check_redis
 from kvhive.scripts.router_process import READY_FILE, RouterSpec, start_router, wait_routable
@@ -122,6 +123,7 @@ def _runtime_dir() -> Iterator[Path]:
 def _start_ray(start: Start, address: str) -> None:
     if address:
         start.report("ray", f"attaching to {address}")
+        check_answers(address)  # said now, and not by a controller that has imported everything first
         start.note(ray=RaySession(address))
         return
     start.report("ray", "starting a local head")

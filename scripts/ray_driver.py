@@ -23,8 +23,7 @@ _OURS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 @contextlib.contextmanager
 def connected(session: RaySession) -> Iterator[None]:
     """Be a driver of this Ray cluster. Raises ClusterError when it cannot be reached."""
-    if not answers(session.address):
-        raise ClusterError(f"no Ray cluster answers at {session.address!r} (it must be host:port)")
+    check_answers(session.address)
     # Ray reads its authentication once per process, from the environment, before anything else.
     if session.owned:
         os.environ.update(head_environment(session.auth_token))
@@ -64,6 +63,12 @@ def _signal_handlers_kept() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def check_answers(address: str) -> None:
+    """Raise ClusterError when nobody listens at host:port."""
+    if not answers(address):
+        raise ClusterError(f"no Ray cluster answers at {address!r} (it must be host:port)")
 
 
 def answers(address: str) -> bool:

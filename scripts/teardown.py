@@ -99,7 +99,7 @@ def _end_workers(state: ClusterState, grace_s: float) -> list[str]:
     Raises ClusterError when a Ray that is not ours cannot be asked: its workers may be there still.
     """
     ray = state.ray
-    if ray is None or not state.workers:
+    if ray is None or not (state.workers or state.controller):
         return []
     if not ray.owned:
         return [_stop_actors(state, ray, grace_s)]

@@ -18,6 +18,7 @@ from kvhive.proto.errors import ClusterError, ConfigError
 from kvhive.router.policies import make_policy
 from kvhive.scripts.adoption import adopt, can_adopt
 from kvhive.scripts.cluster_state import ClusterState, StateFolder
+from kvhive.scripts.control_socket import ask
 from kvhive.scripts.launcher import bring_up
 from kvhive.scripts.progress import show_progress
 from kvhive.scripts.teardown import interrupts_ignored, tear_down
@@ -140,8 +141,14 @@ def _say_where(state: ClusterState) -> None:
     named = "" if state.cluster == "default" else f" --cluster {state.cluster}"
     click.echo(f"  gRPC    {state.grpc}   (kvhive.v1.Inference)")
     click.echo(f"  HTTP    {state.http}   (OpenAI-compatible: {state.http}/v1)")
-    click.echo(f"  workers {', '.join(state.workers) or 'none'}")
+    click.echo(f"  workers {', '.join(_workers(state)) or 'none'}")
     click.echo(f"next: `kvhive chat{named} 'Hello!'`, `kvhive status{named}`, `kvhive down{named}`")
+
+
+def _workers(state: ClusterState) -> list[str]:
+    """Return the ids of the workers that there are now."""
+    fleet = ask(Path(state.runtime_dir), {"do": "fleet"})
+    return [worker["id"] for worker in fleet["workers"]]
 
 
 def _stay(folder: StateFolder, state: ClusterState) -> None:

@@ -1,11 +1,13 @@
 """A tear-down without a cluster: a Ray of somebody else's that is away is not a Ray that is gone."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from kvhive.proto.errors import ClusterError
 from kvhive.scripts.cluster_state import ClusterState, RaySession, StateFolder
+from kvhive.scripts.owned_processes import ProcessId, identify
 from kvhive.scripts.teardown import tear_down
 
 
@@ -44,3 +46,29 @@ def test_a_start_that_got_no_further_than_a_ray_that_is_away_leaves_nothing(
     state = folder.save(ClusterState("default", state.runtime_dir, "t", ray=state.ray))
     assert tear_down(folder, state, grace_s=0.0) == []
     assert folder.load() is None
+
+
+def test_workers_that_came_after_the_start_are_asked_for_too(
+    attached: tuple[StateFolder, ClusterState],
+) -> None:
+    """A cluster that began with none may have some."""
+    folder, state = attached
+    begun = ClusterState("default", state.runtime_dir, "t", ray=state.ray, controller=ProcessId(2**22 + 1, 1))
+    state = folder.save(begun)
+    with pytest.raises(ClusterError, match=r"127\.0\.0\.1:1 does not answer"):
+        tear_down(folder, state, grace_s=0.0)
+
+
+def test_what_the_supervisor_started_just_before_is_ended_too(
+    attached: tuple[StateFolder, ClusterState],
+) -> None:
+    folder, state = attached
+    process = subprocess.Popen(["sleep", "300"], start_new_session=True)
+    try:
+        folder.save(ClusterState("default", state.runtime_dir, "t", router=identify(process.pid)))
+        stale = ClusterState("default", state.runtime_dir, "t")
+        assert "stopped the router" in tear_down(folder, stale, grace_s=0.0)
+        assert process.wait(10) is not None
+    finally:
+        process.kill()
+        process.wait()
