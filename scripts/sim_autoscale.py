@@ -13,6 +13,7 @@ from kvhive.proto.autoscaling_config import AutoscalingConfig
 from kvhive.proto.config import parse_config
 from kvhive.proto.errors import ConfigError
 from kvhive.router.policies import make_policy, policy_names
+from kvhive.scripts.no_collector import no_collector
 from kvhive.scripts.progress import Progress, show_progress
 from kvhive.scripts.sim_clairvoyant import find_clairvoyant
 from kvhive.scripts.sim_elastic import ElasticSimulation
@@ -31,7 +32,7 @@ TELL_EVERY = 500
 def run(source: str, options: SimulateOptions, as_json: bool) -> None:
     """Simulate and print. Raises KvhiveError, OSError."""
     config = autoscaling_config(options)
-    with show_progress(sys.stderr) as tell:
+    with show_progress(sys.stderr) as tell, no_collector():
         tell(source, "reading")
         trace = load_trace(source, options)
         tell(source, f"{len(trace.requests)} requests")
