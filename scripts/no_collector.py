@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def no_collector() -> Iterator[None]:
-    """Millions of objects live to the end of a simulation: it saves time not to look for cycles among them."""
+    """Millions of objects live to a simulation's end: it saves time not to look for cycles among them."""
     enabled = gc.isenabled()
     gc.disable()
     try:
