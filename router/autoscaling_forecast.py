@@ -25,6 +25,9 @@ QUICKEST_S, SLOWEST_S = 120.0, 1200.0
 TREND_TIMES = 4.0
 """The trend follows in so many times the time of the level: a day's curve turns within hours."""
 
+YOUNG_S = 60.0
+"""What was watched for less is taken to have been nothing before: one early request is no load yet."""
+
 NOISE_S = 1800.0
 """The noise is a mean of about this time."""
 
@@ -90,4 +93,4 @@ class Forecast:
 
 def _weight(seconds: float, constant_s: float, watched_s: float) -> float:
     """Weight of a sample in an exponential mean, which begins as a plain one."""
-    return max(1.0 - math.exp(-seconds / constant_s), min(1.0, seconds / max(seconds, watched_s)))
+    return max(1.0 - math.exp(-seconds / constant_s), seconds / max(seconds, watched_s, YOUNG_S))

@@ -13,14 +13,15 @@ from kvhive.proto.autoscaling_config import AutoscalingConfig
 from kvhive.proto.config import parse_config
 from kvhive.proto.errors import ConfigError
 from kvhive.router.policies import make_policy, policy_names
+from kvhive.scripts.no_collector import no_collector
 from kvhive.scripts.progress import Progress, show_progress
-from kvhive.scripts.sim_clairvoyant import find_clairvoyant
+from kvhive.scripts.sim_clairvoyant import find_clairvoyant, jobs_of
 from kvhive.scripts.sim_elastic import ElasticSimulation
 from kvhive.scripts.sim_options import SimulateOptions
 from kvhive.scripts.sim_quick import QuickFleet, check_quick
 from kvhive.scripts.sim_run import BlockIds, Fleet
 from kvhive.scripts.sim_scaling import ElasticFleet, ScalingReport, scale, scaling_report
-from kvhive.scripts.trace_arrivals import Pace, plan_arrivals
+from kvhive.scripts.trace_arrivals import Pace, Schedule, plan_arrivals
 from kvhive.scripts.trace_format import Trace
 from kvhive.scripts.trace_source import load_trace
 
@@ -31,7 +32,7 @@ TELL_EVERY = 500
 def run(source: str, options: SimulateOptions, as_json: bool) -> None:
     """Simulate and print. Raises KvhiveError, OSError."""
     config = autoscaling_config(options)
-    with show_progress(sys.stderr) as tell:
+    with show_progress(sys.stderr) as tell, no_collector():
         tell(source, "reading")
         trace = load_trace(source, options)
         tell(source, f"{len(trace.requests)} requests")
@@ -63,8 +64,7 @@ def simulate(
     trace: Trace, config: AutoscalingConfig, options: SimulateOptions, tell: Progress
 ) -> ScalingReport:
     """Play the trace, and play it for the clairvoyant if its window is not 0. Raises ConfigError."""
-    make = _fleet_maker(trace, options)
-    fleet = make()
+    fleet = make_fleet(trace, options)
     total = len(trace.requests)
 
     def saying(subject: str) -> Callable[[int], None]:
@@ -77,13 +77,16 @@ def simulate(
     report = scaling_report(fleet, scale(fleet, config, options.startup_s, saying("autoscaling")))
     if not options.window_s:
         return report
+    if trace.closed:
+        raise ConfigError("--window: only for traces that say when everybody comes")
+    tell("clairvoyant", "trying")
+    schedule = _schedule(trace, options)
     found = find_clairvoyant(
-        make(),
+        jobs_of(trace, schedule, options.cost),
+        config.ttft_goal_s,
         config.ttft_goal_share,
         options.window_s,
-        options.workers,
         config.max_workers,
-        saying("clairvoyant"),
     )
     return dataclasses.replace(
         report,
@@ -93,8 +96,13 @@ def simulate(
     )
 
 
-def _fleet_maker(trace: Trace, options: SimulateOptions) -> Callable[[], ElasticFleet]:
-    """Return what makes a fleet that has not begun. Raises ConfigError."""
+def _schedule(trace: Trace, options: SimulateOptions) -> Schedule:
+    pace = Pace(options.rate, options.load)
+    return plan_arrivals(trace, pace, options.workers, options.cost.prefill_s, options.seed)
+
+
+def make_fleet(trace: Trace, options: SimulateOptions) -> ElasticFleet:
+    """Return a fleet that has not begun. Raises ConfigError."""
     size, blocks = options.block_size, options.pool_blocks(trace.ids * trace.block_size)
     fleet = Fleet(
         options.workers, blocks, size, options.cost, options.index_lag_s, options.seed, options.coarse
@@ -102,18 +110,15 @@ def _fleet_maker(trace: Trace, options: SimulateOptions) -> Callable[[], Elastic
     if options.quick:
         if trace.closed or not check_quick(trace.requests):
             raise ConfigError("--quick: only for `diurnal` traces")
-        return lambda: QuickFleet(trace, fleet, options.slo_ttft_s)
+        return QuickFleet(trace, fleet, options.slo_ttft_s)
     if trace.block_size % size:
         raise ConfigError(f"--block-size: must divide the trace's {trace.block_size}, is {size}")
     policy = "kv_aware" if options.policies == "all" else options.policies
     if policy not in policy_names():
         raise ConfigError(f"--policy: with --autoscale, one of {', '.join(policy_names())}; is {policy!r}")
     ids = BlockIds(trace, size)
-    pace = Pace(options.rate, options.load)
-    schedule = plan_arrivals(trace, pace, options.workers, options.cost.prefill_s, options.seed)
-    return lambda: ElasticSimulation(
-        trace, ids, schedule, fleet, make_policy(policy, options.seed), options.slo_ttft_s
-    )
+    chooser = make_policy(policy, options.seed)
+    return ElasticSimulation(trace, ids, _schedule(trace, options), fleet, chooser, options.slo_ttft_s)
 
 
 def lines(report: ScalingReport) -> list[str]:

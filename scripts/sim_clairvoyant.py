@@ -1,28 +1,23 @@
 """How few workers would have done, for somebody who knew who would come.
 
-The clairvoyant has as many workers as it likes from one window to the next, without a start-up, and pays
-for no drain. Window by window it takes the fewest with which no more requests of the window miss the TTFT
-goal than may, fractions of a request saved for the next one; what is left over from the windows before is
-there, too. It is the same simulator, with the same router, scheduler and caches, and workers that are new
-to it begin with empty ones.
-
-Each try is played in a forked process, until it is known of every request of the window whether it is late,
-and given up as soon as too many are. The search begins at the count of the window before. Where no count
-does, it takes the smallest that does as well as many.
+A bound from below. Window by window the clairvoyant takes the fewest workers with which no more requests of
+the window miss the TTFT goal than may, fractions of a request saved for the next one. What the windows
+before have left over is there, too; workers come at once and go without a drain. All have one queue, first
+come, first served, so no router is better; and every block of a prompt that was ever in an earlier one is
+cached everywhere, so that no cache is. A request takes the seconds of the cost model for the rest of its
+prompt.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+import heapq
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kvhive.proto.errors import KvhiveError
-from kvhive.scripts.sim_run import Served
-from kvhive.scripts.sim_scaling import ElasticFleet, in_goal
-
-LOOKS = 20
-"""How often a try is looked at, to give it up."""
+from kvhive.scripts.sim_costs import CostModel
+from kvhive.scripts.trace_arrivals import Schedule
+from kvhive.scripts.trace_format import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,102 +34,89 @@ class Clairvoyant:
         return sum(self.counts) * self.window_s / 3600
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request, as the clairvoyant sees it."""
+
+    arrived_at: float
+    work_s: float
+
+
+def jobs_of(trace: Trace, schedule: Schedule, cost: CostModel) -> list[Job]:
+    """Return the requests of an open trace in the order of their arrival, with what no cache can save."""
+    seen: set[int] = set()
+    jobs = []
+    for arrived_at, number in schedule.starts:
+        request = trace.requests[number]
+        chain = [block for start, count in request.spans() for block in range(start, start + count)]
+        matched = sum(1 for _ in itertools.takewhile(seen.__contains__, chain))
+        seen.update(chain[matched:])
+        cached = min(matched * trace.block_size, request.prompt_tokens - 1)
+        jobs.append(Job(arrived_at, cost.prefill_s(request.prompt_tokens - cached, cached)))
+    return jobs
+
+
 def find_clairvoyant(
-    simulation: ElasticFleet,
-    goal_share: float,
-    window_s: float,
-    first_guess: int,
-    most: int,
-    tell: Callable[[int], None] = lambda done: None,
+    jobs: Sequence[Job], goal_s: float, goal_share: float, window_s: float, most: int
 ) -> Clairvoyant:
-    """Play a simulation that has not begun. `most`: no more workers than these are tried."""
-    simulation.begin()
+    """Find the fewest workers of each window, of at most `most`."""
     counts: list[int] = []
-    count, left, more = first_guess, 0.0, True
-    while more:
-        start_s = len(counts) * window_s
-        first = len(simulation.served)
-        search = _Search(simulation, first, start_s + window_s, goal_share, left)
-        count = search.fewest(count, most)
+    free_at: list[float] = []
+    count, left, late_in_all = 1, 0.0, 0
+    for start_s, jobs_now in _windows(jobs, window_s):
+        window = _Window(free_at, start_s, jobs_now, goal_s)
+        # Where nothing helps (a prompt that takes longer than the goal), the fewest that do as well as most.
+        allowed = max((1 - goal_share) * len(jobs_now) + left, float(window.late(most)))
+        while count < most and window.late(count) > allowed:
+            count += 1
+        while count > 1 and window.late(count - 1) <= allowed:
+            count -= 1
+        late_in_all += window.late(count)
+        left = min(0.999, max(0.0, allowed - window.late(count)))
+        free_at = window.free_at(count)
         counts.append(count)
-        simulation.resize(count, 0.0)
-        more = simulation.advance(start_s + window_s, tell)
-        left = search.left(count)
-    done = [served for served in simulation.served if not served.refused]
-    good = sum(in_goal(served, simulation.goal_s) for served in done)
-    return Clairvoyant(window_s, tuple(counts), good / max(1, len(done)))
+    return Clairvoyant(window_s, tuple(counts), 1 - late_in_all / max(1, len(jobs)))
 
 
-class _Search:
-    """One window's."""
+def _windows(jobs: Sequence[Job], window_s: float) -> Iterator[tuple[float, list[Job]]]:
+    """Yield (start, the requests that come in it) of each window from 0 on, empty ones too."""
+    number = 0
+    for key, group in itertools.groupby(jobs, lambda job: int(job.arrived_at // window_s)):
+        for empty in range(number, key):
+            yield empty * window_s, []
+        yield key * window_s, list(group)
+        number = key + 1
+
+
+class _Window:
+    """One window, played with any number of workers, of whom so many are busy until then."""
 
     def __init__(
-        self, simulation: ElasticFleet, first: int, end_s: float, goal_share: float, left: float
+        self, busy_until: Sequence[float], start_s: float, jobs: Sequence[Job], goal_s: float
     ) -> None:
-        self._simulation = simulation
-        self._first = first
-        self._end_s = end_s
-        self._late_share = 1.0 - goal_share
-        self._left = left
-        self._tried: dict[int, float] = {}
+        self._busy_until = sorted(busy_until)
+        self._start_s = start_s
+        self._jobs = jobs
+        self._goal_s = goal_s
+        self._played: dict[int, tuple[int, list[float]]] = {}
 
-    def fewest(self, guess: int, most: int) -> int:
-        """The fewest workers that do, from a guess on; where none do, the fewest that do as well as many."""
-        count = min(guess, most)
-        if self._spare(count) >= 0:
-            while count > 1 and self._spare(count - 1) >= 0:
-                count -= 1
-            return count
-        low, high = count, min(most, 2 * count)
-        while self._spare(high) < 0 and high < most and self._spare(high) > self._spare(low):
-            low, high = high, min(most, 2 * high)
-        wanted = min(0.0, self._spare(high))
-        while low < high - 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self._spare(middle) >= wanted else (middle, high)
-        return high
+    def late(self, count: int) -> int:
+        """How many are late with so many workers."""
+        return self._play(count)[0]
 
-    def left(self, count: int) -> float:
-        """Requests that may still be late in the next window: less than one."""
-        return min(max(0.0, self._spare(count)), 0.999)
+    def free_at(self, count: int) -> list[float]:
+        """When each of so many workers has done what came in the window."""
+        return self._play(count)[1]
 
-    def _spare(self, count: int) -> float:
-        """How many more might have been late with so many workers; negative: too many were."""
-        if count not in self._tried:
-            self._tried[count] = self._try(count)
-        return self._tried[count]
-
-    def _try(self, count: int) -> float:
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                os.write(writer, repr(self._play(count)).encode())
-            finally:
-                os._exit(0)  # nothing of the parent's may be written or closed here
-        os.close(writer)
-        with os.fdopen(reader) as answer:
-            text = answer.read()
-        os.waitpid(child, 0)
-        if not text:
-            raise KvhiveError(f"trying {count} workers: the process that tried it ended without an answer")
-        return float(text)
-
-    def _play(self, count: int) -> float:
-        simulation, goal_s = self._simulation, self._simulation.goal_s
-        simulation.resize(count, 0.0)
-        simulation.advance(self._end_s)
-        window = simulation.served[self._first :]
-        spare = self._left + self._late_share * len(window)
-        while True:
-            late = sum(_is_late(served, simulation.now, goal_s) for served in window)
-            decided = all(served.first_token_at >= 0 or served.refused for served in window)
-            if late > spare or decided or simulation.now > self._end_s + goal_s:
-                return spare - late
-            simulation.advance(simulation.now + goal_s / LOOKS)
-
-
-def _is_late(served: Served, now: float, goal_s: float) -> bool:
-    if served.refused:
-        return False
-    return (served.first_token_at if served.first_token_at >= 0 else now) - served.arrived_at > goal_s
+    def _play(self, count: int) -> tuple[int, list[float]]:
+        if count not in self._played:
+            kept = self._busy_until[max(0, len(self._busy_until) - count) :]  # the idlest go first
+            queue = kept + [self._start_s] * (count - len(kept))
+            heapq.heapify(queue)
+            late = 0
+            for job in self._jobs:
+                done_at = max(queue[0], job.arrived_at) + job.work_s
+                heapq.heapreplace(queue, done_at)
+                late += done_at - job.arrived_at > self._goal_s
+            self._played[count] = late, queue
+        return self._played[count]

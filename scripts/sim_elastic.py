@@ -135,6 +135,9 @@ class ElasticSimulation(Simulation):
         else:
             self._held.append(served)
 
+    def _anybody_held(self) -> bool:
+        return bool(self._held)
+
     def _answered(self, served: Served) -> None:
         self.counts.answered += 1
         self.counts.in_goal += served.first_token_at - served.arrived_at <= self.goal_s

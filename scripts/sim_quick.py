@@ -23,6 +23,9 @@ from kvhive.scripts.sim_costs import CostModel
 from kvhive.scripts.sim_run import Fleet, Served
 from kvhive.scripts.trace_format import Trace, TraceRequest
 
+PRICE = 5.0
+"""Of a second of prefill to everybody, as router/routing_cost.py has it where 0.8 of the time is busy."""
+
 
 @dataclass(slots=True)
 class _Worker:
@@ -166,7 +169,7 @@ class QuickFleet:
         holder = self._holder.get(own)
         if holder is not None and holder.state is WorkerState.SERVING:
             there = self._answer_at(holder, served, system, own)
-            if there[0] <= answer_at:
+            if self._cost_s(there[0], holder) <= self._cost_s(answer_at, first):
                 worker, (answer_at, cached) = holder, there
         new = served.prompt_tokens - cached
         worker.queries += served.prompt_tokens
@@ -182,6 +185,11 @@ class QuickFleet:
         served.finished_at = answer_at + self._cost.decodes_s(steps, 1, served.prompt_tokens)
         heapq.heappush(worker.ends, served.finished_at)
         heapq.heappush(self._coming, (answer_at, answer_at - served.arrived_at <= self.goal_s))
+
+    def _cost_s(self, answer_at: float, worker: _Worker) -> float:
+        """What an answer costs everybody: the wait, and its own prefill at its price."""
+        own_s = answer_at - max(self.now, worker.free_at)
+        return answer_at + (PRICE - 1) * own_s
 
     def _answer_at(self, worker: _Worker, served: Served, system: int, own: int) -> tuple[float, int]:
         """When a worker would give the first token, and how much of the prompt it would find."""

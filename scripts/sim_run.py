@@ -161,9 +161,10 @@ class Simulation:
                 if worker.ends_at == at:  # else it was cut short, and has ended already
                     self.now = at
                     self._end_step(worker)
-        if events:
+        more = bool(events) or self._anybody_held()
+        if more:
             self.now = until
-        return bool(events)
+        return more
 
     def outcome(self) -> Outcome:
         """What has become of all who have arrived."""
@@ -248,6 +249,10 @@ class Simulation:
             if self._facts is not None:
                 self._facts.leave(flight.worker.worker_id, flight.keys)
             self._go_on(flight.served.number)
+
+    def _anybody_held(self) -> bool:
+        """Whether somebody waits for what is no event; nobody here does."""
+        return False
 
     def _answered(self, served: Served) -> None:
         """A first token has come; nobody here minds."""

@@ -6,11 +6,9 @@ and what takes time is not. The same arguments give the same numbers, byte for b
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -19,6 +17,7 @@ from kvhive.proto.errors import ConfigError
 from kvhive.router.policies import make_policy, policy_names
 from kvhive.scripts import sim_autoscale, sim_figure
 from kvhive.scripts.bench_figure import check_drawable
+from kvhive.scripts.no_collector import no_collector
 from kvhive.scripts.progress import Progress, show_progress
 from kvhive.scripts.sim_limits import Limits, find_limits
 from kvhive.scripts.sim_options import SimulateOptions
@@ -115,7 +114,7 @@ def run_policy(study: Study, policy: str, goal: Goal, tell: Progress) -> tuple[P
         if done % TELL_EVERY == 0 or done == total:
             tell(policy, f"simulating {done} of {total}")
 
-    with _no_collector():
+    with no_collector():
         simulation = Simulation(
             study.trace, study.ids, study.schedule, study.fleet, chooser, facts if peer else None
         )
@@ -123,19 +122,6 @@ def run_policy(study: Study, policy: str, goal: Goal, tell: Progress) -> tuple[P
     numbers = report(policy, outcome, study.limits, goal, study.schedule.load)
     tell(policy, f"done: TTFT mean {numbers.ttft_mean_s:.3f} s, hit rate {numbers.token_hit_rate:.1%}")
     return numbers, outcome.decisions.total_s / max(1, outcome.decisions.count)
-
-
-@contextlib.contextmanager
-def _no_collector() -> Iterator[None]:
-    """Millions of blocks live to the end of a simulation: it saves time not to look for cycles among them."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-            gc.collect()
 
 
 def _title(study: Study) -> str:

@@ -94,3 +94,12 @@ def test_the_section_of_transfers_is_read_as_strictly_as_the_others() -> None:
     ):
         with pytest.raises(ConfigError, match=re.escape(message)):
             parse_config({"workers": {"transfer": section}})
+
+
+def test_the_bounds_for_the_number_of_workers_must_leave_a_number() -> None:
+    with pytest.raises(ConfigError, match=r"autoscaling.max_workers: must be at least .* \(9\), is 8"):
+        parse_config({"autoscaling": {"min_workers": 9}})
+    with pytest.raises(
+        ConfigError, match=r"autoscaling.ttft_goal_share: must be between 0.5 and 0.9999, is 1.0"
+    ):
+        parse_config({"autoscaling": {"ttft_goal_share": 1}})
