@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ SHORT_CHARS, SHORT_MESSAGES = 16 * 1024, 32
 """Of a prompt that is rendered and looked up on the event loop: some 0.1 ms."""
 UNKNOWN_CHARS = 2048
 """Of these, what may be tokenised there, too: 0.5 ms, where a thread costs 0.2, and the wait for its turn."""
+SLOW_S = 0.05
+"""Of CPU for that: a model whose template takes longer has it rendered in threads from then on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,15 @@ class PromptPreparer:
     """Tokenises and hashes for one model. `prepare` runs in the given executor."""
 
     def __init__(
-        self, tokenizer: TextTokenizer, root: BlockHash, block_size: int, executor: Executor
+        self,
+        tokenizer: TextTokenizer,
+        root: BlockHash,
+        block_size: int,
+        executor: Executor,
+        cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
+        self._cpu_clock = cpu_clock
+        self._slow_template = False
         self._tokenizer = tokenizer
         self._root = root
         self._block_size = block_size
@@ -54,9 +64,11 @@ class PromptPreparer:
 
     async def prepare(self, request: GenerateRequest) -> PreparedPrompt:
         """Tokenise and hash. Raises InvalidRequest when the chat template refuses the messages."""
-        if not _is_short(request.prompt):
+        if self._slow_template or not _is_short(request.prompt):
             return await self._off_loop(lambda: self._hashed(request, self._begun(request.prompt)))
+        began = self._cpu_clock()
         begun = self._begun(request.prompt)
+        self._slow_template = self._cpu_clock() - began > SLOW_S
         if begun.unknown_chars > UNKNOWN_CHARS:
             return await self._off_loop(lambda: self._hashed(request, begun))
         return self._hashed(request, begun)

@@ -1,0 +1,102 @@
+"""Short work is done on the event loop, and only that; what comes of it is the same."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_tokenizer import save_tokenizer
+
+from kvhive.proto.block_hash import pack_tokens, root_hash
+from kvhive.router.prompt import SHORT_CHARS, SHORT_MESSAGES, SLOW_S, UNKNOWN_CHARS, PromptPreparer
+from kvhive.router.request import ChatMessage, ChatPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
+from kvhive.router.tokenizer import TextTokenizer
+
+
+class Watched:
+    """A preparer, the CPU clock it reads, and the threads that tokenised for it."""
+
+    def __init__(self, directory: Path, executor: ThreadPoolExecutor) -> None:
+        self.tokenizer = TextTokenizer.load(directory)
+        self.threads: list[str] = []
+        self.seconds_a_look = 0.0
+        self._now = 0.0
+        complete = self.tokenizer.complete
+
+        def watched(text: Any) -> bytes:
+            self.threads.append(threading.current_thread().name.split("_")[0])
+            return complete(text)
+
+        self.tokenizer.complete = watched  # type: ignore[method-assign]
+        self.preparer = PromptPreparer(self.tokenizer, root_hash(b"model"), 4, executor, self._clock)
+
+    def _clock(self) -> float:
+        self._now += self.seconds_a_look
+        return self._now
+
+    async def thread(self, prompt: Prompt) -> str:
+        """Return who prepared it, having looked that it was right."""
+        prepared = await self.preparer.prepare(GenerateRequest(prompt))
+        match prompt:
+            case TextPrompt(text):
+                right = self.tokenizer.encode(text, add_special_tokens=True)
+            case TokenPrompt(token_ids):
+                right = list(token_ids)
+            case ChatPrompt(messages):
+                right = self.tokenizer.encode_chat(messages)
+        assert list(prepared.token_ids) == right and prepared.packed == pack_tokens(right)
+        assert len(prepared.keys) == len(right) // 4
+        return self.threads[0 if isinstance(prompt, TokenPrompt) else -2]
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1, "tokenizer") as executor:
+        yield executor
+
+
+@pytest.fixture
+async def watched(tmp_path: Path, executor: ThreadPoolExecutor) -> AsyncIterator[Watched]:
+    save_tokenizer(tmp_path, "llama-bpe")
+    yield Watched(tmp_path, executor)
+
+
+def chat(*contents: str) -> ChatPrompt:
+    return ChatPrompt(tuple(ChatMessage("user", content) for content in contents))
+
+
+async def test_short_prompts_stay_on_the_loop(watched: Watched) -> None:
+    for prompt in (TextPrompt("hello world"), chat("hello", "world"), TokenPrompt((1, 2, 3, 4, 5))):
+        watched.threads.clear()
+        assert await watched.thread(prompt) == "MainThread"
+
+
+async def test_long_new_and_many_go_to_a_thread(watched: Watched) -> None:
+    new = "hello" * (UNKNOWN_CHARS // 5 + 1)
+    for prompt in (
+        TextPrompt("hello " * SHORT_CHARS),
+        chat(*["hello"] * (SHORT_MESSAGES + 1)),
+        chat(new),
+        TokenPrompt((1,) * (SHORT_CHARS + 1)),
+    ):
+        watched.threads.clear()
+        assert await watched.thread(prompt) == "tokenizer"
+
+
+async def test_what_was_seen_before_comes_back_to_the_loop(watched: Watched) -> None:
+    long = " ".join(f"hello{number}" for number in range(1000))
+    assert await watched.thread(TextPrompt(long)) == "tokenizer"
+    for _ in range(5):
+        await watched.thread(TextPrompt(long))
+    assert await watched.thread(TextPrompt(long + " world")) == "MainThread"
+
+
+async def test_a_slow_template_is_rendered_on_the_loop_once(watched: Watched) -> None:
+    watched.seconds_a_look = SLOW_S * 2
+    assert await watched.thread(chat("hello")) == "MainThread"
+    watched.seconds_a_look = 0.0
+    assert await watched.thread(chat("hello")) == "tokenizer"
