@@ -54,17 +54,8 @@ class NativeLayers:
         """See FusedLayers."""
         shape, tokens = self._shape, hidden.shape[0]
         qkv, wide, gated = self._scratch(hidden)
-        query, pool_layer = qkv[:, : shape.heads], pool[:, 0]
-
-        def plan(batch: AttentionMetadata, window: int | None) -> AttentionPlan:
-            return attention_plan(
-                self._library, query, pool_layer, batch, shape.attention_scale, window, shape.softcap
-            )
-
-        plans = [plan(metadata, window) for window in self._windows]
         few = _few(rows, tokens)
-        if few and len(rows):
-            plans.append(plan(each_alone(metadata, rows), self._windows[self._layers[-1].attention]))
+        plans = self._plans(qkv[:, : shape.heads], pool[:, 0], metadata, rows if few else rows[:0])
         attentions = (AttentionOfStep * len(plans))(*(plan.of_step() for plan in plans))
         pointers = [table.data_ptr() for pair in angles for table in pair]
         call = LayersCall(
@@ -102,6 +93,20 @@ class NativeLayers:
         if outside:
             raise IndexError(f"slot_mapping: a slot is outside the pool of {pool.shape[0] * pool.shape[4]}")
         return hidden[: len(rows)] if few else hidden[rows]
+
+    def _plans(
+        self, query: torch.Tensor, pool_layer: torch.Tensor, metadata: AttentionMetadata, alone: torch.Tensor
+    ) -> list[AttentionPlan]:
+        """Return one for each window, and last, if there are any, that of the rows which are `alone`."""
+
+        def plan(batch: AttentionMetadata, window: int | None) -> AttentionPlan:
+            scale, softcap = self._shape.attention_scale, self._shape.softcap
+            return attention_plan(self._library, query, pool_layer, batch, scale, window, softcap)
+
+        plans = [plan(metadata, window) for window in self._windows]
+        if len(alone):
+            plans.append(plan(each_alone(metadata, alone), self._windows[self._layers[-1].attention]))
+        return plans
 
     def _scratch(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return qkv [T, heads + 2 * kv_heads, head_dim], wide and gated [T, ...], in memory that is kept.
