@@ -1,7 +1,7 @@
 """The index in Redis, on one page. Each worker writes only its own keys; readers never scan the keyspace.
 
     kvhive:<cluster>:workers                 ZSET    worker id -> lease deadline, ms of Redis' own clock
-    kvhive:<cluster>:worker:{<id>}           HASH    the fields of WorkerRecord; expires with the lease
+    kvhive:<cluster>:worker:{<id>}           HASH    WorkerRecord, and an incarnation; expires with the lease
     kvhive:<cluster>:blocks:{<id>}:<epoch>   SET     16-byte keys of the blocks this worker holds now
     kvhive:<cluster>:events:{<id>}:<epoch>   STREAM  EventBatch per entry, ids `<epoch>-<seq>`, seq from 1
 

@@ -346,5 +346,5 @@ class Dispatcher:
             raise InvalidRequest("model", f"must be {self._model.name!r}, is {name[:100]!r}")
 
     def _largest_pool(self) -> int:
-        views = self._state.registry.routable(self._clock())
+        views = self._state.registry.serving()
         return max((v.record.load.blocks_total * v.record.block_size for v in views), default=0)

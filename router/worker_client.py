@@ -24,6 +24,7 @@ _CHANNEL_OPTIONS = [
     ("grpc.keepalive_timeout_ms", 1000),
     ("grpc.http2.ping_timeout_ms", 1000),
     ("grpc.min_reconnect_backoff_ms", 2000),  # as long may connecting take, too
+    ("grpc.max_reconnect_backoff_ms", 2000),  # by default minutes, in which a worker that is back is refused
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.http2.max_pings_without_data", 0),
     (

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import secrets
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import click
@@ -30,7 +33,7 @@ from kvhive.scripts.chaos_trouble import Trouble
 from kvhive.scripts.chaos_work import make_work
 from kvhive.scripts.progress import Progress, show_progress
 
-EPISODE_S = 60.0
+EPISODE_S = 120.0
 """Load and faults for so long, and then a look at what is left while all is quiet."""
 MOST_VIOLATING_EPISODES = 5
 """After so many in which something was wrong, a run ends: more would say the same."""
@@ -46,7 +49,7 @@ class ChaosPlan:
     """Requests."""
     fault_gap_s: float
     """Seconds between two faults, on average."""
-    kinds: int = 60
+    kinds: int = 40
     """Different requests."""
 
 
@@ -59,14 +62,25 @@ class ChaosRun:
         self._progress = progress
         self._clients = [OutsideClient(r.name, r.grpc, r.http) for r in cluster.routers]
         self._trouble = Trouble()
-        work = make_work(plan.seed, plan.kinds, MODEL.vocabulary)
+        work = make_work(plan.seed, plan.kinds, MODEL.vocabulary, MODEL.context)
         self._load = Load(self._clients, work, self._trouble, plan.seed)
         self._faults = Faults(cluster, self._trouble, plan.seed)
         self._invariants = Invariants(cluster, self._clients)
+        self._told_to_stop = asyncio.Event()
 
     async def run(self) -> dict[str, Any]:
-        """Do it all. Raises ClusterError, or RuntimeError where things are wrong without any fault."""
-        began = time.monotonic()
+        """Do it all, or as much as there is time for before SIGINT or SIGTERM.
+
+        Raises ClusterError, or RuntimeError where things are wrong without any fault.
+        """
+        loop, began = asyncio.get_running_loop(), time.monotonic()
+
+        def told_to_stop(number: signal.Signals) -> None:
+            self._told_to_stop.set()
+            loop.remove_signal_handler(number)  # the next one ends the process by itself
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, told_to_stop, number)
         try:
             self._progress("chaos", "starting")
             await self._cluster.start()
@@ -79,7 +93,7 @@ class ChaosRun:
                 before = self._load.tally.violation_count
                 await self._episode(episode, min(left, EPISODE_S))
                 bad += self._load.tally.violation_count > before
-                if bad >= MOST_VIOLATING_EPISODES:
+                if bad >= MOST_VIOLATING_EPISODES or self._told_to_stop.is_set():
                     break
         finally:
             for client in self._clients:
@@ -93,7 +107,7 @@ class ChaosRun:
         faults = asyncio.create_task(self._faults.run(self._plan.fault_gap_s))
         until = time.monotonic() + seconds
         try:
-            while (left := until - time.monotonic()) > 0:
+            while (left := until - time.monotonic()) > 0 and not self._told_to_stop.is_set():
                 told = f"{self._trouble.faults.total()} faults, {tally.requests} requests"
                 self._progress("chaos", f"{told}, {tally.violation_count} violations")
                 await asyncio.wait([load, faults], timeout=min(left, 1.0))
@@ -131,13 +145,15 @@ class ChaosRun:
         }
 
 
-def run_chaos(plan: ChaosPlan, size: ClusterSize, progress: Progress) -> dict[str, Any]:
+def run_chaos(
+    plan: ChaosPlan, size: ClusterSize, progress: Progress, logs: Path | None = None
+) -> dict[str, Any]:
     """Make a cluster, strike it, and return what came of it. Raises ClusterError, RuntimeError."""
 
     async def strike(cluster: ChaosCluster) -> dict[str, Any]:
         return await ChaosRun(cluster, plan, progress).run()  # its clients belong to this event loop
 
-    with chaos_cluster(size) as cluster:
+    with chaos_cluster(size, logs) as cluster:
         return asyncio.run(strike(cluster))
 
 
@@ -164,21 +180,24 @@ def _print(result: Mapping[str, Any], as_json: bool) -> None:
 @click.command()
 @click.option("--seconds", type=click.FloatRange(1, 86_400), default=60, show_default=True)
 @click.option("--seed", default="", help="Same seed, same requests and dice; by default a new one.")
-@click.option("--rate", type=click.FloatRange(0.1, 100), default=3, show_default=True, help="Requests/s.")
+@click.option("--rate", type=click.FloatRange(0.1, 100), default=2, show_default=True, help="Requests/s.")
 @click.option("--gap", type=click.FloatRange(0.05, 600), default=1.2, show_default=True, help="S to a fault.")
 @click.option("--workers", type=click.IntRange(2, 16), default=3, show_default=True)
 @click.option("--routers", type=click.IntRange(1, 8), default=2, show_default=True)
 @click.option("--redis", type=click.Choice(["single", "sentinel"]), default="sentinel", show_default=True)
 @click.option("--links/--no-links", default=None, help="Network namespaces; by default where possible.")
+@click.option("--logs", type=click.Path(path_type=Path, exists=False), help="Say all; keep logs there.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def main(seconds: float, seed: str, rate: float, gap: float, as_json: bool, **size: Any) -> None:
     """Kill, freeze, restart and cut off the parts of a cluster under load, and check every answer."""
+    level = logging.INFO if size["logs"] else logging.WARNING
+    logging.basicConfig(level=level, format="time=%(asctime)s level=%(levelname)s at=%(name)s %(message)s")
     links = private_network.possible() if size["links"] is None else size["links"]
     wanted = ClusterSize(size["workers"], size["routers"], size["redis"] == "sentinel", links)
     plan = ChaosPlan(seconds, seed or secrets.token_hex(4), rate, gap)
     try:
         with _shown(as_json) as progress:
-            result = run_chaos(plan, wanted, progress)
+            result = run_chaos(plan, wanted, progress, size["logs"])
     except (ClusterError, RuntimeError) as error:
         raise click.ClickException(str(error)) from error
     _print(result, as_json)

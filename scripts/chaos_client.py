@@ -135,6 +135,8 @@ def _grpc_ending(error: grpc.aio.AioRpcError) -> tuple[Ending, str]:
 
 def _take_grpc(response: pb.GenerateResponse, seen: Transcript) -> None:
     match response.WhichOneof("event"):
+        case "started":
+            seen.worker = response.started.worker_id
         case "delta":
             delta = response.delta
             seen.delta(delta.choice, delta.text, delta.token_ids, len(delta.logprobs))

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import os
 import secrets
+import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -37,8 +38,8 @@ from kvhive.worker.model_identity import model_identity
 from kvhive.worker.options import WorkerOptions
 
 CLUSTER = "chaos"
-MODEL = RandomModel(layers=4, hidden=128, heads=2, kv_heads=2, vocabulary=512, context=1024)
-LEASE_S = 3.0
+MODEL = RandomModel(layers=2, hidden=64, heads=2, kv_heads=2, vocabulary=512, context=1024)
+LEASE_S = 5.0
 POOL_TOKENS = 4096
 """Small enough that prompts evict each other all the time."""
 STOP_S = 20.0
@@ -157,10 +158,15 @@ class ChaosCluster:
 
 
 @contextlib.contextmanager
-def chaos_cluster(size: ClusterSize) -> Iterator[ChaosCluster]:
-    """Make everything but start only Redis; what was started meanwhile is ended with the context."""
+def chaos_cluster(size: ClusterSize, logs: Path | None = None) -> Iterator[ChaosCluster]:
+    """Make everything but start only Redis; what was started meanwhile is ended with the context.
+
+    What all said is kept in `logs`, if given.
+    """
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvhive-chaos-")))
+        if logs is not None:
+            stack.callback(shutil.copytree, folder, logs, ignore=shutil.ignore_patterns("model", "*.json"))
         stack.enter_context(_environment(folder))
         stack.callback(end_processes, lambda: processes_of(folder), 0.0)
         network = stack.enter_context(PrivateNetwork()) if size.links else None

@@ -24,8 +24,8 @@ from kvhive.scripts.chaos_cluster import STOP_S, ChaosCluster, RouterProcess
 from kvhive.scripts.chaos_redis import RedisServer
 from kvhive.scripts.chaos_trouble import Trouble
 
-LONGEST_FREEZE_S = 6.0
-"""Longer than a lease, so that some of the frozen are given up and some are not."""
+LONGEST_FREEZE_S = 8.0
+"""Longer than a lease, so that some of the frozen are given up; most are back sooner."""
 LONGEST_ABSENCE_S = 2.0
 MOST_AT_ONCE = 8
 REDIS = "redis"
@@ -50,6 +50,7 @@ class Faults:
         self._trouble = trouble
         self._chance = random.Random(f"faults {seed}")
         self._under_way: set[asyncio.Task[None]] = set()
+        self._redis_in_trouble = False
         self.failures: list[str] = []
         """What did not come back as it should: each is a violation."""
         self.kinds = [
@@ -62,7 +63,7 @@ class Faults:
             Fault("redis_flush", 2, lambda: self._at_redis(self._flush_redis)),
             Fault("redis_kill", 1, lambda: self._at_redis(self._kill_redis)),
             Fault("redis_freeze", 2, lambda: self._at_redis(self._freeze_redis)),
-            Fault("all_workers", 0.3, self._at_all_workers),
+            Fault("all_workers", 2, self._at_all_workers),
         ]
         if cluster.redis.watcher is not None:
             self.kinds.append(Fault("redis_failover", 1.5, lambda: self._at_redis(self._fail_redis_over)))
@@ -169,15 +170,15 @@ class Faults:
     # Redis.
 
     def _at_redis(self, how: Callable[[RedisServer], Doing]) -> Doing | None:
-        return None if REDIS in self._trouble.struck else self._one_redis_fault(how)
+        return None if self._redis_in_trouble else self._one_redis_fault(how)
 
     async def _one_redis_fault(self, how: Callable[[RedisServer], Doing]) -> None:
-        self._trouble.struck.add(REDIS)  # nobody else meanwhile
+        self._redis_in_trouble = True  # until its servers are in step again, which is later than the fault
         try:
             await how(await asyncio.to_thread(self._cluster.redis.master))
             await asyncio.to_thread(self._cluster.redis.wait_whole)
         finally:
-            self._trouble.struck.discard(REDIS)
+            self._redis_in_trouble = False
 
     async def _flush_redis(self, master: RedisServer) -> None:
         with self._trouble.striking("redis_flush", REDIS):
@@ -230,7 +231,7 @@ class Faults:
                 self._cluster.network.mend(self._cluster.places[worker.worker_id])
 
     def _freeze_s(self) -> float:
-        return self._chance.uniform(0.2, LONGEST_FREEZE_S)
+        return min(LONGEST_FREEZE_S, 0.2 + self._chance.expovariate(0.5))
 
 
 def _flush(server: RedisServer) -> None:

@@ -8,6 +8,7 @@ attempt is held to the same promise: a complete and correct answer, or one clear
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections import Counter
@@ -19,10 +20,15 @@ from kvhive.scripts.chaos_client import Ending, OutsideClient, backoff
 from kvhive.scripts.chaos_trouble import Trouble
 from kvhive.scripts.chaos_work import Transcript, Work, stopped
 
+log = logging.getLogger(__name__)
+
 DEADLINE_S = 60.0
 """After this long a request has failed, however loaded the machine is."""
+HANG_S = 20.0
+"""Who has heard nothing for so long at the deadline has been forgotten; all others are late."""
 DARK_S = 10.0
 """A request that begins so soon after a moment without any worker need not be answered."""
+LEARNED_AT_ONCE = 8
 MOST_IN_FLIGHT = 64
 MOST_VIOLATIONS = 100
 """Kept in words; all are counted."""
@@ -66,6 +72,7 @@ class Tally:
     def violated(self, what: str) -> None:
         """Something happened that never may."""
         self.violation_count += 1
+        log.warning("violation: %s", what[:1000])
         if len(self.violations) < MOST_VIOLATIONS:
             self.violations.append(what[:1000])
 
@@ -86,12 +93,17 @@ class Load:
 
     async def learn(self) -> None:
         """Ask for everything once without any fault: these are the answers. Raises RuntimeError."""
-        for place, work in enumerate(self._work):
-            answer = await self._plain(work)
-            if work.kind == "stop":
-                self._work[place] = stopped(work, answer)
-                answer = await self._plain(self._work[place])
-            self._expected[work.number] = answer
+        turns = asyncio.Semaphore(LEARNED_AT_ONCE)
+
+        async def learn(place: int, work: Work) -> None:
+            async with turns:
+                answer = await self._plain(work)
+                if work.kind == "stop":
+                    self._work[place] = stopped(work, answer)
+                    answer = await self._plain(self._work[place])
+                self._expected[work.number] = answer
+
+        await asyncio.gather(*(learn(place, work) for place, work in enumerate(self._work)))
 
     async def _plain(self, work: Work) -> Transcript:
         seen = Transcript(work)
@@ -177,10 +189,12 @@ class Load:
         where = f"{work.kind} {work.number} by {client.name}"
         for difference in seen.differences(self._expected[work.number], ending is Ending.ANSWERED):
             self.tally.violated(f"{where}, {ending.value}: {difference}")
+        if ending not in (Ending.ANSWERED, Ending.LEFT):
+            log.info("%s: %s: %s; %s", where, ending.value, said, seen.progress)
         if ending is Ending.REFUSED:
             self.tally.refusals[_gist(said)] += 1
-        if ending is Ending.EXPIRED and not may_expire:
-            self.tally.violated(f"{where}: no answer and no error in time: {said}")
+        if ending is Ending.EXPIRED and not may_expire and seen.silent_s > HANG_S:
+            self.tally.violated(f"{where}: no answer and no error in time: {said}; {seen.progress}")
         if ending is Ending.BROKEN or ending is Ending.WRONG:
             self.tally.refusals[f"{ending.value}: {_gist(said)}"] += 1
             if self._trouble.quiet_since(client.name, mark):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import time
 from collections import Counter
 from collections.abc import Iterator
+
+log = logging.getLogger(__name__)
 
 
 class Trouble:
@@ -38,6 +41,7 @@ class Trouble:
     def striking(self, fault: str, *names: str) -> Iterator[None]:
         """Count a fault, and hold its victims as struck until all is well with them again."""
         self.faults[fault] += 1
+        log.info("fault=%s begins victims=%s", fault, ",".join(names))
         self.struck |= set(names)
         self._marks.update(names)
         try:
@@ -45,6 +49,7 @@ class Trouble:
         finally:
             self._marks.update(names)
             self.struck -= set(names)
+            log.info("fault=%s is over victims=%s", fault, ",".join(names))
 
     @contextlib.contextmanager
     def darkness(self) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,19 @@ from kvhive.proto.v1 import inference_pb2 as pb
 TRUNKS = 6
 TRUNK_TOKENS = 320
 LONGEST_TAIL = 60
-KINDS = ("greedy", "seeded", "choices", "stop", "http", "http_choices", "http_whole", "logprobs", "penalties")
+LONGEST_ANSWER = 80
+KINDS = (
+    "greedy",
+    "seeded",
+    "choices",
+    "stop",
+    "http",
+    "http_choices",
+    "http_whole",
+    "logprobs",
+    "penalties",
+    "open",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +37,7 @@ class Work:
     kind: str
     prompt: tuple[int, ...]
     max_tokens: int
+    """0: not said, so as many as the context leaves room for."""
     n: int = 1
     temperature: float = 0.0
     seed: int = 0
@@ -41,7 +55,7 @@ class Work:
     def grpc_request(self) -> pb.GenerateRequest:
         """Return it for the gRPC door."""
         sampling = pb.SamplingParams(
-            max_tokens=self.max_tokens,
+            max_tokens=self.max_tokens or None,
             temperature=self.temperature,
             seed=self.seed,
             stop=[self.stop] if self.stop else [],
@@ -94,6 +108,21 @@ class Transcript:
         self.usages: list[tuple[int, int]] = []
         """(prompt tokens, completion tokens) of each usage that came."""
         self.problems: list[str] = []
+        self.worker = ""
+        """Who was named at its beginning, where that is told."""
+        self.began = self.heard = time.monotonic()
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since there was news, or since it began."""
+        return time.monotonic() - self.heard
+
+    @property
+    def progress(self) -> str:
+        """How far it has come, for who wonders why it has not ended."""
+        tokens = [len(seen.tokens) for seen in self.choices]
+        began = f"{time.monotonic() - self.began:.1f} s ago, first at {self.worker or 'nobody'}"
+        return f"begun {began}; tokens {tokens}, silent for {self.silent_s:.1f} s"
 
     def delta(self, choice: int, text: str, tokens: Sequence[int] = (), logprobs: int = 0) -> None:
         """Add new output."""
@@ -103,6 +132,7 @@ class Transcript:
         seen = self.choices[choice]
         if seen.reason:
             self.problems.append(f"choice {choice} goes on after its end")
+        self.heard = time.monotonic()
         seen.text += text
         seen.tokens += tokens
         seen.logprobs += logprobs
@@ -148,8 +178,11 @@ class Transcript:
         return found
 
 
-def make_work(seed: str, count: int, vocabulary: int) -> list[Work]:
-    """Return `count` requests, the same for the same seed; their prompts share beginnings."""
+def make_work(seed: str, count: int, vocabulary: int, context: int) -> list[Work]:
+    """Return `count` requests, the same for the same seed; their prompts share beginnings.
+
+    Token ids are below `vocabulary`; a model has room for `context` tokens.
+    """
     chance = random.Random(f"work {seed}")
     trunks = [_tokens(chance, TRUNK_TOKENS, vocabulary) for _ in range(TRUNKS)]
     made = []
@@ -161,10 +194,14 @@ def make_work(seed: str, count: int, vocabulary: int) -> list[Work]:
             number,
             kind,
             tuple(prompt),
-            max_tokens=chance.randint(8, 120),
+            max_tokens=chance.randint(8, LONGEST_ANSWER),
             salt=chance.choice(("", "", "a")),
             key=chance.choice(("", "", "k1", "k2")),
         )
+        if kind == "open":
+            room = len(prompt) + chance.randint(8, LONGEST_ANSWER)
+            prompt = _tokens(chance, context - room, vocabulary) + prompt
+            work = dataclasses.replace(work, prompt=tuple(prompt), max_tokens=0)
         made.append(dataclasses.replace(work, **_kind_fields(kind, chance)))
     return made
 

@@ -154,6 +154,7 @@ class Engine:
                 blocks = list(range(self._manager.blocks_for(count)))
                 self._timed_run([Chunk([0] * count, 0, blocks, None)])
                 self._timed_run([Chunk([0], count - 1, blocks, None)])
+        self._report()  # before anybody registers it: a router would believe in a pool of no blocks
 
     def abandon(self, error: KvhiveError) -> None:
         """Give every request inside `error`, after what it got before. Told first: the pool may be broken."""

@@ -54,12 +54,14 @@ class IndexCalls:
     keys: IndexKeys
     worker_id: str
     lease_ms: int
+    incarnation: str
+    """Ours alone: by it we know a registration of our own whose answer was lost."""
 
     def register(self, record: WorkerRecord) -> IndexCall:
         """Ask for an epoch above the record's and any that stands in Redis."""
         fields = record.to_fields()
         del fields["epoch"]
-        arguments: tuple[Argument, ...] = (self.lease_ms, record.epoch, *_flat(fields))
+        arguments: tuple[Argument, ...] = (self.lease_ms, record.epoch, self.incarnation, *_flat(fields))
         return IndexCall(index_scripts.REGISTER, (self._record,), arguments)
 
     def heartbeat(self, record: WorkerRecord, known: Acknowledged, in_doubt: bool) -> IndexCall:

@@ -43,20 +43,22 @@ local function top_of(stream)
 end
 """
 
-# KEYS: record. ARGV: lease ms, our last epoch (0: none), then field, value, ...
+# KEYS: record. ARGV: lease ms, our last epoch (0: none), our incarnation, then field, value, ...
 # Returns {OK, epoch, epoch found in the record or '0'} or {FENCED, that epoch}.
 # Closes the race of a worker that was frozen while its replacement registered: having had an epoch already
-# it may not take the record back from a newer one, while a new process (last epoch 0) always takes over.
+# it may not take the record back from a newer one, while a new process (last epoch 0) always takes over. A
+# newer one of our own incarnation is ours: we registered, and the answer was lost.
 REGISTER = IndexScript(
     """
 local found = tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0') or 0
 local last = tonumber(ARGV[2])
-if last > 0 and found > last then return {'FENCED', string.format('%.0f', found)} end
+local ours = redis.call('HGET', KEYS[1], 'incarnation') == ARGV[3]
+if last > 0 and found > last and not ours then return {'FENCED', string.format('%.0f', found)} end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local epoch = string.format('%.0f', math.max(now, last + 1, found + 1))
 redis.call('DEL', KEYS[1])
-redis.call('HSET', KEYS[1], 'epoch', epoch, unpack(ARGV, 3))
+redis.call('HSET', KEYS[1], 'epoch', epoch, 'incarnation', ARGV[3], unpack(ARGV, 4))
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
 return {'OK', epoch, string.format('%.0f', found)}
 """

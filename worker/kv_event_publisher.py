@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -73,7 +74,8 @@ class KvEventPublisher:
     ) -> None:
         self.counters = PublisherCounters()
         self._redis = redis
-        self._calls = IndexCalls(keys, record.worker_id, max(1, round(lease_s * 1000)))
+        lease_ms = max(1, round(lease_s * 1000))
+        self._calls = IndexCalls(keys, record.worker_id, lease_ms, secrets.token_hex(8))
         self._record = record
         self._heartbeat_s = heartbeat_s
         self._load = load
@@ -253,7 +255,9 @@ class KvEventPublisher:
     def _accepted(self, status: bytes, rest: list[bytes]) -> bool:
         if status == index_scripts.OK:
             return True
-        if status == index_scripts.FENCED:
+        if status == index_scripts.FENCED and int(rest[0]) < self.epoch:
+            self._start_over("Redis has an older record")
+        elif status == index_scripts.FENCED:
             self._fence(int(rest[0]))
         elif status == index_scripts.EXPIRED:
             self._heartbeat_due = (

@@ -17,7 +17,6 @@ from kvhive.proto.errors import InvalidRequest, KvhiveError, TimedOut
 from kvhive.proto.index_schema import WorkerState
 from kvhive.proto.transport import CLUSTER_TOKEN_KEY
 from kvhive.proto.v1 import worker_pb2, worker_pb2_grpc
-from kvhive.worker.block_pool import BlockPool
 from kvhive.worker.engine import Engine, Output
 from kvhive.worker.kv_transfer import KvTransfer
 from kvhive.worker.model_runner import ModelShape
@@ -227,13 +226,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             open_requests=len(self._streams), sessions=len(self._sessions), tasks=len(asyncio.all_tasks())
         )
 
-        def look(pool: BlockPool) -> tuple[list[BlockKey], int]:
-            return pool.keys(), pool.usage().pinned
+        def ask(done: Callable[[tuple[list[BlockKey], int]], None]) -> None:
+            engine.look_at(lambda pool: done((pool.keys(), pool.usage().pinned)))
 
-        found: tuple[list[BlockKey], int] = await self._in_engine(
-            lambda done: engine.look_at(lambda pool: done(look(pool))), AUDIT_TIMEOUT_S
-        )
-        keys, audit.pinned_blocks = found
+        keys, audit.pinned_blocks = await self._in_engine(ask, AUDIT_TIMEOUT_S)
         audit.blocks, audit.digest = len(keys), keys_digest(keys)
         return audit
 

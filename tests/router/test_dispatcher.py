@@ -261,6 +261,10 @@ async def test_what_no_pool_can_hold_is_refused_by_name(redis_server: EmbeddedRe
         unlimited = SamplingParams(ignore_eos=True)
         filled = await rig.ask([*range(900), *range(100)], sampling=unlimited)
         assert filled.usage.completion_tokens == 24, "without max_tokens the pool's room is what is meant"
+        for view in rig.state.registry.views():
+            rig.state.registry.report_failure(view.record.worker_id, view.record.epoch)
+        again = await rig.ask([*range(900), *range(100)], sampling=unlimited)
+        assert again.usage.completion_tokens == 24, "also where all have just failed"
 
 
 async def test_requests_go_on_while_redis_is_frozen_and_hit_again_after(

@@ -145,6 +145,17 @@ async def test_a_worker_that_cools_down_is_not_asked(routing: Routing) -> None:
         routing.placer.weigh(prompt, 16, avoid=("w1", "w2"))
 
 
+async def test_a_pool_that_nobody_has_told_of_yet_is_no_reason_to_refuse_for_good(
+    routing: Routing, index_redis: Redis
+) -> None:
+    """As INVALID_ARGUMENT a client would believe that its prompt is too long, and not come back."""
+    for number, worker_id in enumerate(("w1", "w2"), start=11):
+        await register(index_redis, record(worker_id, number, load=LoadReport()))
+    await routing.state.registry.poll()
+    with pytest.raises(Unavailable, match="no worker has said yet how much its pool holds"):
+        routing.place(prompt_of(100))
+
+
 async def test_an_index_that_is_too_old_is_no_advice(routing: Routing) -> None:
     prompt = prompt_of(100)
     routing.mirror.replace("w1", prompt.keys[:4])

