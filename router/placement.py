@@ -157,7 +157,7 @@ class Placer:
         table = allowed.where(allowed.capacity_tokens >= need)
         if not table:
             if not greatest(allowed.capacity_tokens):
-                raise Unavailable("no worker has said yet how much its pool holds, retry")
+                raise NobodyServes("no worker has said yet how much its pool holds, retry")
             raise _never_fits(len(prompt.token_ids), max_tokens, int(greatest(allowed.capacity_tokens)))
         route = RouteRequest(
             len(prompt.token_ids), max_tokens, self._block_size, prompt.home_key, prompt.keyed

@@ -254,8 +254,8 @@ async def test_without_a_hold_a_missing_worker_is_said_at_once(
 async def test_a_flood_of_one_tenant_refuses_none_of_another(
     redis_server: EmbeddedRedis, demo_gguf: Path
 ) -> None:
-    """Sixty at once where the router takes sixteen, whatever priority they claim: they are refused by the
-    dozen, and all of another one's requests are served, one after the other."""
+    """Sixty at once where the router takes sixteen: they are refused by the dozen, and all of another one's
+    requests are served, one after the other."""
     async with running_router(
         redis_server.url,
         demo_gguf,
@@ -272,7 +272,7 @@ async def test_a_flood_of_one_tenant_refuses_none_of_another(
             nonlocal refused, served
             while not over.is_set():
                 try:
-                    await rig.ask([number, 1, 2], 40, tenant="flood", priority=10)
+                    await rig.ask([number, 1, 2], 40, tenant="flood")
                     served += 1
                 except Overloaded as error:
                     assert error.cause == "in_flight" and error.retry_after_s is not None
