@@ -15,7 +15,7 @@ from kvhive.proto.errors import ConfigError
 from kvhive.router.policies import make_policy, policy_names
 from kvhive.scripts.no_collector import no_collector
 from kvhive.scripts.progress import Progress, show_progress
-from kvhive.scripts.sim_clairvoyant import find_clairvoyant, jobs_of
+from kvhive.scripts.sim_clairvoyant import Clairvoyant, Job, find_clairvoyant, jobs_of, jobs_served
 from kvhive.scripts.sim_elastic import ElasticSimulation
 from kvhive.scripts.sim_options import SimulateOptions
 from kvhive.scripts.sim_quick import QuickFleet, check_quick
@@ -77,21 +77,19 @@ def simulate(
     report = scaling_report(fleet, scale(fleet, config, options.startup_s, saying("autoscaling")))
     if not options.window_s:
         return report
-    if trace.closed:
-        raise ConfigError("--window: only for traces that say when everybody comes")
     tell("clairvoyant", "trying")
-    schedule = _schedule(trace, options)
-    found = find_clairvoyant(
-        jobs_of(trace, schedule, options.cost),
-        config.ttft_goal_s,
-        config.ttft_goal_share,
-        options.window_s,
-        config.max_workers,
-    )
+
+    def fewest(jobs: list[Job]) -> Clairvoyant:
+        goal_s, share = config.ttft_goal_s, config.ttft_goal_share
+        return find_clairvoyant(jobs, goal_s, share, options.window_s, config.max_workers)
+
+    found = fewest(jobs_served(fleet.served, options.cost))
+    ideal = None if trace.closed else fewest(jobs_of(trace, _schedule(trace, options), options.cost))
     return dataclasses.replace(
         report,
         clairvoyant_worker_hours=found.worker_hours,
         clairvoyant_in_goal_share=found.in_goal_share,
+        ideal_worker_hours=ideal.worker_hours if ideal else None,
         worker_hours_ratio=report.worker_hours / found.worker_hours,
     )
 
@@ -138,5 +136,9 @@ def lines(report: ScalingReport) -> list[str]:
         text.append(
             f"clairvoyant minimum {report.clairvoyant_worker_hours:.1f} worker-hours with "
             f"{report.clairvoyant_in_goal_share:.2%} in time; ours over that: {report.worker_hours_ratio:.3f}"
+        )
+    if report.ideal_worker_hours is not None:
+        text.append(
+            f"with everything cached that was ever computed: {report.ideal_worker_hours:.1f} worker-hours"
         )
     return text

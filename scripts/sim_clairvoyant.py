@@ -1,11 +1,11 @@
 """How few workers would have done, for somebody who knew who would come.
 
-A bound from below. Window by window the clairvoyant takes the fewest workers with which no more requests of
-the window miss the TTFT goal than may, fractions of a request saved for the next one. What the windows
-before have left over is there, too; workers come at once and go without a drain. All have one queue, first
-come, first served, so no router is better; and every block of a prompt that was ever in an earlier one is
-cached everywhere, so that no cache is. A request takes the seconds of the cost model for the rest of its
-prompt.
+Window by window the clairvoyant takes the fewest workers with which no more requests of the window miss the
+TTFT goal than may, fractions of a request saved for the next one. What the windows before have left over is
+there, too; workers come at once and go without a drain. All have one queue, first come, first served, so no
+router is better. A request takes the seconds of the cost model for what is not cached of it: as the
+simulation had it (`jobs_served`), or with everything cached that ever was in an earlier prompt (`jobs_of`),
+which nobody can reach.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvhive.scripts.sim_costs import CostModel
+from kvhive.scripts.sim_run import Served
 from kvhive.scripts.trace_arrivals import Schedule
 from kvhive.scripts.trace_format import Trace
 
@@ -54,6 +55,15 @@ def jobs_of(trace: Trace, schedule: Schedule, cost: CostModel) -> list[Job]:
         cached = min(matched * trace.block_size, request.prompt_tokens - 1)
         jobs.append(Job(arrived_at, cost.prefill_s(request.prompt_tokens - cached, cached)))
     return jobs
+
+
+def jobs_served(served: Sequence[Served], cost: CostModel) -> list[Job]:
+    """Return requests that a simulation has answered, with what it had to compute for them."""
+    return [
+        Job(each.arrived_at, cost.prefill_s(each.prompt_tokens - each.cached_tokens, each.cached_tokens))
+        for each in sorted(served, key=lambda each: each.arrived_at)
+        if not each.refused
+    ]
 
 
 def find_clairvoyant(

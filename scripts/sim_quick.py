@@ -23,8 +23,8 @@ from kvhive.scripts.sim_costs import CostModel
 from kvhive.scripts.sim_run import Fleet, Served
 from kvhive.scripts.trace_format import Trace, TraceRequest
 
-PRICE = 5.0
-"""Of a second of prefill to everybody, as router/routing_cost.py has it where 0.8 of the time is busy."""
+PRICE = 2.0
+"""Of a second of prefill to everybody, as router/routing_cost.py has it where half of the time is busy."""
 
 
 @dataclass(slots=True)

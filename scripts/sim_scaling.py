@@ -136,7 +136,10 @@ class ScalingReport:
     reasons: dict[str, int]
     """Of the steps."""
     clairvoyant_worker_hours: float | None = None
+    """The fewest that would have done, with what was cached here."""
     clairvoyant_in_goal_share: float | None = None
+    ideal_worker_hours: float | None = None
+    """... with everything cached that ever was in an earlier prompt."""
     worker_hours_ratio: float | None = None
     """Ours over the clairvoyant minimum."""
 
