@@ -72,6 +72,7 @@ class Engine:
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
+        self._over: KvhiveError | None = None
         self._refused: list[Output] = []
         self._untold: tuple[list[Scheduled], list[ChunkResult]] | None = None
         self._load = LoadReport()
@@ -84,7 +85,13 @@ class Engine:
 
     def submit(self, seq: Sequence) -> None:
         """Hand in a request; its outputs follow through `deliver`, the last one with `finish` or `error`."""
-        self._post(lambda: self._accept(seq))
+        with self._wake:
+            over = self._over
+            if over is None:
+                self._inbox.append(lambda: self._accept(seq))
+                self._wake.notify()
+        if over is not None:  # nobody takes in anything any more
+            self._hooks.deliver([Output(seq.request_id, error=over)])
 
     def cancel(self, request_id: str) -> None:
         """Drop a request before the next step. Unknown and finished ids are ignored; nothing is delivered."""
@@ -124,7 +131,6 @@ class Engine:
         self._report()
         while self._wait_for_work():
             self.step()
-        self._take_in()  # who posted just before the end gets an answer too
         self.abandon(Unavailable("the worker is stopping"))
 
     def step(self) -> None:
@@ -157,8 +163,14 @@ class Engine:
         self._report()  # before anybody registers it: a router would believe in a pool of no blocks
 
     def abandon(self, error: KvhiveError) -> None:
-        """Give every request inside `error`, after what it got before. Told first: the pool may be broken."""
+        """Give every request inside `error`, after what it got before, and whoever comes yet at once.
+
+        Told first: the pool may be broken.
+        """
+        with self._wake:
+            self._over = error
         try:
+            self._take_in()  # who came last is refused
             self._tell_rest()
         finally:
             refused, self._refused = self._refused, []
@@ -190,6 +202,8 @@ class Engine:
 
     def _accept(self, seq: Sequence) -> None:
         try:
+            if self._over is not None:
+                raise self._over
             if seq.request_id in self._sequences:
                 raise Unavailable(f"request {seq.request_id} is already running here")
             self._scheduler.add(seq)

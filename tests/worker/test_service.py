@@ -274,6 +274,15 @@ async def test_a_stopping_engine_answers_those_who_came_last() -> None:
             assert error.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
+async def test_an_engine_that_has_stopped_answers_who_comes_after() -> None:
+    async with running_worker() as worker:
+        worker.engine.stop()
+        await asyncio.to_thread(worker.thread.join)
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await worker.generate(worker.request("late", [1], 5))
+        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
 async def test_logits_that_are_not_finite_fail_their_own_request_only() -> None:
     """Not retryable, and no block that it computed in that step can be hit."""
     async with running_worker(step_s=0.002) as worker:
