@@ -45,7 +45,7 @@ def run(plan: Plan, png: Path | None, as_json: bool) -> None:
         progress("bench", "chains beside plain send and recv")
         channel = bench_transfer_channel.measure(QUICK_CELLS if plan.quick else CELLS, plan.rounds)
         choice = bench_transfer_choice.measure(QUICK if plan.quick else Grid(), progress) if plan.grid else {}
-    ratios = {where: [c["same_job_ratio"] for c in channel if c["scattered"] == where] for where in (0, 1)}
+    ratios = {where: [c["transfer_ratio"] for c in channel if c["scattered"] == where] for where in (0, 1)}
     result: dict[str, Any] = {
         "transfer_ratio": min(ratios[0]),
         "scattered_transfer_ratio": min(ratios[1], default=None),
