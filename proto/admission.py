@@ -31,4 +31,4 @@ def most_places(limit: int, priority: int, held: Held) -> int:
     eighths = STEP + (priority > 0) - (priority < 0)
     if held.places * held.tenants < held.total:
         eighths += 2
-    return limit * eighths // STEP
+    return max(min(limit, 1), limit * eighths // STEP)

@@ -56,6 +56,10 @@ class Admission:
     def _next_place_s(self) -> float:
         """Say when a place will be left over by all who were refused since the last one came free."""
         self._refused += 1
-        if not self._ends:
+        ends = self._ends
+        if not ends:
             return UNKNOWN_PACE_S
-        return self._refused * (self._clock() - self._ends[0]) / len(self._ends)
+        pace_s = (self._clock() - ends[0]) / len(ends)
+        if len(ends) > 1:  # a pause since then was no slowness
+            pace_s = min(pace_s, (ends[-1] - ends[0]) / (len(ends) - 1))
+        return self._refused * pace_s

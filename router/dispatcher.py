@@ -81,7 +81,7 @@ class Dispatcher:
         self._limits = limits
         self._clock = clock
         self._admission = Admission(limits.max_concurrent, clock)
-        self._held = HeldRequests(limits.max_held, limits.hold_s, self.ready)
+        self._held = HeldRequests(limits.max_held, limits.hold_s, self._may_place)
         self.counters = DispatchCounters()
 
     @property
@@ -241,8 +241,10 @@ class Dispatcher:
     async def _hold(self, generation: Generation, until: float) -> None:
         """Wait until somebody serves; those that it had may be tried again then."""
         request, patience, now = generation.request, self._patience(generation), self._clock()
-        waiting = Waiting(request.tenant, request.priority, generation.arrived, generation.failovers > 0)
-        self.counters.held += 1
+        promised = generation.held or generation.failovers > 0
+        waiting = Waiting(request.tenant, request.priority, generation.arrived, promised)
+        self.counters.held += not generation.held
+        generation.held = True
         if not await self._held.wait(waiting, min(until - now, patience.left_s(now))):
             if patience.left_s(now) <= until - now:
                 raise patience.over(self._clock(), "")
@@ -344,6 +346,9 @@ class Dispatcher:
     def _check_model(self, name: str) -> None:
         if name not in ("", self._model.name):
             raise InvalidRequest("model", f"must be {self._model.name!r}, is {name[:100]!r}")
+
+    def _may_place(self) -> bool:
+        return self.ready() and self._largest_pool() > 0
 
     def _largest_pool(self) -> int:
         views = self._state.registry.serving()

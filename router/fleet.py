@@ -26,6 +26,10 @@ ALIKE_SHARE = 0.25
 """Workers within 25 % of the typical one are taken for equals: what equal ones measure differs by as much."""
 
 
+MOST_RUNNING = -1
+"""Of the static columns: sequences that run at once."""
+
+
 class Fleet:
     """The routable workers in columns. For the event loop's thread."""
 
@@ -71,7 +75,9 @@ class Fleet:
         if priority >= 0 and self._outranked[min(priority, 1)].any():
             tokens, waiting = self._outranked[min(priority, 1)]
             queue, decoding, requests, live = load
-            load = [np.maximum(queue - tokens, 0.0), decoding, np.maximum(requests - waiting, decoding), live]
+            most = self._static_columns[MOST_RUNNING]
+            running = np.where(most > 0, np.minimum(decoding, most), decoding)
+            load = [np.maximum(queue - tokens, 0.0), running, np.maximum(requests - waiting, running), live]
         columns = *load, *cold, *self._speed_columns, *self._static_columns
         return CandidateTable(self._worker_ids, self._seeds, matched, expected, shared, *columns)
 

@@ -64,6 +64,8 @@ class Generation:
     """Workers that were lost or full."""
     may_wait: bool = True
     """Whether it may be held until a worker serves."""
+    held: bool = False
+    """Whether it has been."""
     prompt_positions: int = 0
     """Prompt log-probabilities that went out, and of them how many the present worker has repeated."""
     repeated_positions: int = 0

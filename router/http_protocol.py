@@ -41,14 +41,16 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class HeadWithBody:
-    """A transport that keeps a response's head until what comes next, which the server writes at once.
+    """A transport that sends a response's head with what is written right after it.
 
-    Each write is a system call of ours, and wakes the client.
+    Each write is a system call of ours, and wakes the client. A head that nothing follows, as in answer to
+    HEAD, goes at the end of the loop's turn.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._head = b""
+        self._loop = asyncio.get_running_loop()
 
     def __getattr__(self, name: str) -> Any:
         """Return the transport's own."""
@@ -57,13 +59,18 @@ class HeadWithBody:
     def write(self, data: bytes) -> None:
         """Send it; a head with what comes next."""
         if data.startswith(b"HTTP/1.1 ") and data.endswith(b"\r\n\r\n") and data[9:10] != b"1":
-            self._head = data
+            if not self._head:
+                self._loop.call_soon(self._send_head)
+            self._head += data
         else:
             self._transport.write(self._head + data)
             self._head = b""
 
     def close(self) -> None:
         """Close, having sent what was written."""
+        self._send_head()
+        self._transport.close()
+
+    def _send_head(self) -> None:
         if self._head:
             self.write(b"")
-        self._transport.close()

@@ -156,9 +156,7 @@ class Placer:
             raise NobodyServes("no worker is serving now, retry")
         table = allowed.where(allowed.capacity_tokens >= need)
         if not table:
-            if not greatest(allowed.capacity_tokens):
-                raise NobodyServes("no worker has said yet how much its pool holds, retry")
-            raise _never_fits(len(prompt.token_ids), max_tokens, int(greatest(allowed.capacity_tokens)))
+            raise self._none_fits(len(prompt.token_ids), max_tokens)
         route = RouteRequest(
             len(prompt.token_ids), max_tokens, self._block_size, prompt.home_key, prompt.keyed
         )
@@ -189,6 +187,18 @@ class Placer:
             source=source,
             predicted_ttft_s=float(ttft_s[row]),
         )
+
+    def _none_fits(self, prompt_tokens: int, max_tokens: int) -> NobodyServes | InvalidRequest:
+        """Say why no pool that may be asked holds the request: none could, or those that could may not be."""
+        loads = [(v.record.load.blocks_total, v.record.block_size) for v in self._state.registry.serving()]
+        largest = max((blocks * size for blocks, size in loads), default=0)
+        if not largest:
+            return NobodyServes("no worker has said yet how much its pool holds, retry")
+        if prompt_tokens + max_tokens <= largest:
+            return NobodyServes(
+                f"{prompt_tokens + max_tokens} tokens fit only workers that were lost or are full now, retry"
+            )
+        return _never_fits(prompt_tokens, max_tokens, largest)
 
     def _worth_trying(self, avoid: Collection[str], now: float) -> list[WorkerView]:
         """Return the workers to choose from. Where nobody else is left, one that has failed others is better

@@ -33,6 +33,7 @@ def _slot_s(table: CandidateTable) -> Column:
     if not np.count_nonzero(ends):  # as most of the time
         return ends
     step_s = table.step_base_s + batch * table.per_token_s
-    length = np.minimum(table.answer_tokens, 2.0 * table.growth_tokens / np.maximum(table.decoding, 1.0))
+    running = np.maximum(np.minimum(table.decoding, batch), 1.0)  # what waits there decodes nothing
+    length = np.minimum(table.answer_tokens, 2.0 * table.growth_tokens / running)
     wait_s: Column = ends * length * step_s / np.maximum(batch, 1.0)
     return wait_s

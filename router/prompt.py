@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -16,6 +17,8 @@ from kvhive.router.known_text import PartlyKnown
 from kvhive.router.request import ChatPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
 from kvhive.router.tokenizer import TextTokenizer
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 HOME_BLOCKS = 8
@@ -26,8 +29,8 @@ SHORT_CHARS, SHORT_MESSAGES = 16 * 1024, 32
 """Of a prompt that is rendered and looked up on the event loop: some 0.1 ms."""
 UNKNOWN_CHARS = 2048
 """Of these, what may be tokenised there, too: 0.5 ms, where a thread costs 0.2, and the wait for its turn."""
-SLOW_S = 0.05
-"""Of CPU for that: a model whose template takes longer has it rendered in threads from then on."""
+SLOW_S, SLOW_IN_A_ROW = 0.05, 3
+"""Of CPU for a chat: a model whose template takes longer so often has it rendered in threads from then on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class PromptPreparer:
         cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._cpu_clock = cpu_clock
-        self._slow_template = False
+        self._slow_templates = 0  # in a row
         self._tokenizer = tokenizer
         self._root = root
         self._block_size = block_size
@@ -64,11 +67,15 @@ class PromptPreparer:
 
     async def prepare(self, request: GenerateRequest) -> PreparedPrompt:
         """Tokenise and hash. Raises InvalidRequest when the chat template refuses the messages."""
-        if self._slow_template or not _is_short(request.prompt):
+        chat = isinstance(request.prompt, ChatPrompt)
+        if not _is_short(request.prompt) or (chat and self._slow_templates >= SLOW_IN_A_ROW):
             return await self._off_loop(lambda: self._hashed(request, self._begun(request.prompt)))
         began = self._cpu_clock()
-        begun = self._begun(request.prompt)
-        self._slow_template = self._cpu_clock() - began > SLOW_S
+        try:
+            begun = self._begun(request.prompt)
+        finally:
+            if chat:
+                self._note_template(self._cpu_clock() - began)
         if begun.unknown_chars > UNKNOWN_CHARS:
             return await self._off_loop(lambda: self._hashed(request, begun))
         return self._hashed(request, begun)
@@ -76,6 +83,15 @@ class PromptPreparer:
     async def tokenize(self, prompt: Prompt) -> list[int]:
         """Tokenise only."""
         return await self._off_loop(lambda: unpack_tokens(self._tokenizer.complete(self._begun(prompt))))
+
+    def _note_template(self, seconds: float) -> None:
+        """A template that is slow several times in a row is rendered in threads from then on."""
+        if seconds <= SLOW_S:
+            self._slow_templates = 0
+            return
+        self._slow_templates += 1
+        if self._slow_templates == SLOW_IN_A_ROW:
+            log.warning("the chat template is slow, it is rendered in threads now cpu_s=%.3f", seconds)
 
     async def _off_loop(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)

@@ -12,6 +12,11 @@ def test_the_limit_moves_by_an_eighth_with_the_priority(priority: int, most: int
     assert most_places(80, priority, Held(50, 1, 50)) == most
 
 
+def test_where_there_is_a_place_every_priority_gets_it_when_nobody_holds_it() -> None:
+    assert [most_places(1, priority, Held(0, 1, 0)) for priority in (-1, 0, 1)] == [1, 1, 1]
+    assert most_places(0, 1, Held(0, 1, 0)) == 0
+
+
 @pytest.mark.parametrize(
     ("held", "most"),
     [

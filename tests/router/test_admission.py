@@ -111,3 +111,15 @@ def test_patience_names_what_ends_it() -> None:
         "queue_timeout",
         "waited 10.5 s for a worker: router.queue_timeout_s is 10",
     )
+
+
+def test_a_quiet_hour_does_not_make_places_come_free_slowly(clock: Clock) -> None:
+    admission = Admission(1, clock)
+    for _ in range(10):
+        clock.now += 0.1
+        with admission.admitted():
+            pass
+    clock.now += 3600.0
+    with admission.admitted():
+        assert refusal(admission).retry_after_s == pytest.approx(0.1)
+        assert refusal(admission).retry_after_s == pytest.approx(0.2)

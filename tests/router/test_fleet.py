@@ -42,6 +42,19 @@ def test_a_row_says_what_the_report_says() -> None:
     assert table[-1] == second and table[0:2] == [first, second]
 
 
+def test_what_goes_before_a_request_leaves_out_what_waits_at_a_lower_priority() -> None:
+    """Of this router's own requests, too, which are in no report yet."""
+    loads = LoadTracker()
+    fleet = Fleet(loads)
+    fleet.update([view("w1", running=4, waiting=20, waiting_low=20, max_running=4)], 0.0)
+    for number in range(24):
+        loads.reserve(f"r{number}", "w1", 10, 0.0)
+    fleet.update([view("w1", at=9.0, running=4, waiting=20, waiting_low=20, max_running=4)], 9.0)
+    assert fleet.candidates({}, [], 9.0, priority=-1)[0].requests == 24
+    (first,) = fleet.candidates({}, [], 9.0, priority=0)
+    assert (first.requests, first.decoding) == (4, 4)
+
+
 def speeds(fleet: Fleet) -> list[float]:
     return [candidate.speed.per_token_s for candidate in rows(fleet).values()]
 

@@ -30,7 +30,7 @@ class Recorded:
         return self.closed
 
 
-def test_a_head_goes_with_the_next_write() -> None:
+async def test_a_head_goes_with_the_next_write() -> None:
     below = Recorded()
     transport: Any = HeadWithBody(below)  # type: ignore[arg-type]
     transport.write(b"HTTP/1.1 200 OK\r\na: b\r\n\r\n")
@@ -41,15 +41,30 @@ def test_a_head_goes_with_the_next_write() -> None:
     assert not transport.is_closing()
 
 
-def test_a_head_alone_goes_at_the_latest_when_the_connection_closes() -> None:
+async def test_a_head_alone_goes_at_the_end_of_the_turn_or_with_the_connection() -> None:
+    head = b"HTTP/1.1 204 No Content\r\n\r\n"
     below = Recorded()
     transport = HeadWithBody(below)  # type: ignore[arg-type]
-    transport.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+    transport.write(head)
+    transport.write(head)
+    await asyncio.sleep(0)
+    assert below.writes == [head + head]
+    transport.write(head)
     transport.close()
-    assert below.writes == [b"HTTP/1.1 204 No Content\r\n\r\n"] and below.closed
+    assert below.writes == [head + head, head] and below.closed
 
 
-def test_what_asks_a_client_to_go_on_goes_at_once() -> None:
+async def test_an_answer_without_a_body_does_not_wait_for_one(frontend: ScriptedFrontend, port: int) -> None:
+    """HEAD, as load balancers ask, and then another request on the same connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for method, path in (("HEAD", "healthz"), ("HEAD", "nowhere"), ("GET", "healthz")):
+        writer.write(f"{method} /{path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+        assert head.startswith(b"HTTP/1.1 200 " if path == "healthz" else b"HTTP/1.1 404 ")
+    writer.close()
+
+
+async def test_what_asks_a_client_to_go_on_goes_at_once() -> None:
     below = Recorded()
     HeadWithBody(below).write(b"HTTP/1.1 100 Continue\r\n\r\n")  # type: ignore[arg-type]
     assert below.writes == [b"HTTP/1.1 100 Continue\r\n\r\n"]

@@ -128,6 +128,27 @@ async def test_full_batches_are_part_of_the_prediction(index_redis: Redis, token
         await cluster.ask(PROMPT, timeout_s=5.0)
 
 
+async def test_how_long_answers_are_is_told_by_those_that_run(
+    index_redis: Redis, tokenizer: TextTokenizer
+) -> None:
+    """A batch of 16 has 1600 tokens to go; of this router's 48 requests there 32 wait, and decode nothing."""
+    async with cluster_of(index_redis, tokenizer, count=1) as cluster:
+        load = dataclasses.replace(
+            SPEED,
+            step_base_s=0.02,
+            max_running=16,
+            running=16,
+            waiting=32,
+            answer_tokens=100.0,
+            growth_tokens=1600.0,
+        )
+        await cluster.join("w1", load, epoch=9)
+        for number in range(48):
+            cluster.state.loads.reserve(f"r{number}", "w1", 0, -9.0)
+        with pytest.raises(Overloaded, match=r"in [78]\.\d s"):
+            await cluster.ask(PROMPT, timeout_s=5.0)
+
+
 async def test_when_all_queues_are_full_the_prediction_says_when_to_come_again(
     index_redis: Redis, tokenizer: TextTokenizer
 ) -> None:

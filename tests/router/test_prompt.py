@@ -12,7 +12,15 @@ import pytest
 from tiny_tokenizer import save_tokenizer
 
 from kvhive.proto.block_hash import pack_tokens, root_hash
-from kvhive.router.prompt import SHORT_CHARS, SHORT_MESSAGES, SLOW_S, UNKNOWN_CHARS, PromptPreparer
+from kvhive.proto.errors import InvalidRequest
+from kvhive.router.prompt import (
+    SHORT_CHARS,
+    SHORT_MESSAGES,
+    SLOW_IN_A_ROW,
+    SLOW_S,
+    UNKNOWN_CHARS,
+    PromptPreparer,
+)
 from kvhive.router.request import ChatMessage, ChatPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
 from kvhive.router.tokenizer import TextTokenizer
 
@@ -95,8 +103,27 @@ async def test_what_was_seen_before_comes_back_to_the_loop(watched: Watched) -> 
     assert await watched.thread(TextPrompt(long + " world")) == "MainThread"
 
 
-async def test_a_slow_template_is_rendered_on_the_loop_once(watched: Watched) -> None:
-    watched.seconds_a_look = SLOW_S * 2
-    assert await watched.thread(chat("hello")) == "MainThread"
+async def test_a_template_that_is_slow_time_after_time_is_rendered_in_threads(watched: Watched) -> None:
+    """Once may be chance; and other prompts have none."""
+    for slow, thread in ((2, "MainThread"), (2, "MainThread"), (0, "MainThread"), (2, "MainThread")):
+        watched.seconds_a_look = SLOW_S * slow
+        assert await watched.thread(chat("hello")) == thread
+    await watched.thread(chat("hello"))
+    assert await watched.thread(TextPrompt("hello")) == "MainThread", "it takes as long, and is no chat"
+    await watched.thread(chat("hello"))
     watched.seconds_a_look = 0.0
+    assert await watched.thread(chat("hello")) == "tokenizer"
+    assert await watched.thread(TextPrompt("hello")) == "MainThread"
+
+
+async def test_a_template_that_takes_too_long_is_slow_too(watched: Watched) -> None:
+    def refuses(messages: Any) -> str:
+        raise InvalidRequest("messages", "the chat template took too long")
+
+    rendered, watched.tokenizer.render_chat = watched.tokenizer.render_chat, refuses  # type: ignore[method-assign]
+    watched.seconds_a_look = SLOW_S * 2
+    for _ in range(SLOW_IN_A_ROW):
+        with pytest.raises(InvalidRequest):
+            await watched.preparer.prepare(GenerateRequest(chat("hello")))
+    watched.tokenizer.render_chat = rendered  # type: ignore[method-assign]
     assert await watched.thread(chat("hello")) == "tokenizer"
