@@ -16,7 +16,7 @@ from kvhive.proto.errors import ConfigError, InvalidRequest, Unavailable
 from kvhive.proto.index_schema import LoadReport
 from kvhive.router.kv_index_mirror import KvIndexMirror
 from kvhive.router.load_tracker import LoadTracker
-from kvhive.router.placement import Placement, Placer, RoutingState
+from kvhive.router.placement import NobodyServes, Placement, Placer, RoutingState
 from kvhive.router.policies.kv_aware import KvAwarePolicy
 from kvhive.router.predicted_blocks import PredictedBlocks
 from kvhive.router.prompt import PreparedPrompt
@@ -191,6 +191,16 @@ async def test_a_worker_whose_pool_is_too_small_is_excluded_and_the_decision_say
     placement = routing.place(prompt)
     assert (placement.worker_id, placement.decision.reason) == ("w2", RouteReason.ONLY)
     assert placement.decision.excluded == {"w1": "its pool cannot hold 108 tokens"}
+
+
+async def test_what_fits_a_worker_that_is_only_lost_or_full_now_is_not_the_callers_error(
+    routing: Routing, index_redis: Redis
+) -> None:
+    small = dataclasses.replace(LOAD, blocks_total=6, blocks_free=6)
+    await register(index_redis, record("w1", 1, address="127.0.0.1:1", load=small))
+    await routing.state.registry.poll()
+    with pytest.raises(NobodyServes, match="108 tokens fit only workers that were lost or are full"):
+        routing.place(prompt_of(100), avoid={"w2"})
 
 
 class Stubborn:
