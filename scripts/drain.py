@@ -74,7 +74,7 @@ async def drain(order: DrainOrder, means: DrainMeans, progress: DrainProgress) -
     """Drain a worker to its end, whatever fails on the way; how far it is stands in `progress`."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + order.timeout_s
-    record = means.record(order.worker_id)
+    progress.step, record = "closing the door", means.record(order.worker_id)
     try:
         if record is None:
             progress.note = "it is not registered, so there is nothing to hand over"
