@@ -57,9 +57,6 @@ class Calls:
         self.told.append((worker.worker_id, state))
         return self.open
 
-    async def open_requests(self, worker: WorkerRecord) -> int:
-        return self.open
-
     async def retain(self, addresses: set[str]) -> None:
         self.kept = addresses
 
