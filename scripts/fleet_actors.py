@@ -109,6 +109,8 @@ class FleetActors:
 
     def end(self, worker_id: str, grace_s: float) -> None:
         """Let a worker give its streams `grace_s` seconds and deregister, then end its actor for good."""
+        if worker_id not in self._known:
+            return
         self._ending.add(worker_id)
         try:
             known = self._known.pop(worker_id, None)
@@ -130,7 +132,8 @@ class FleetActors:
                 self._killed.pop(worker_id, None)
         found = False
         for worker_id in listed:
-            if worker_id in self._ending or worker_id in self._killed or worker_id in self._known:
+            # In the order that `end` takes them from one to the next, so that none slips through.
+            if worker_id in self._known or worker_id in self._ending or worker_id in self._killed:
                 continue
             handle = find_worker(self._cluster, worker_id)
             if handle is not None:
