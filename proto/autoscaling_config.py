@@ -70,10 +70,23 @@ AUTOSCALING_LIMITS: dict[str, tuple[float, float]] = {
 }
 
 
-def check_autoscaling(config: AutoscalingConfig) -> None:
-    """Refuse what no single key is to blame for. Raises ConfigError."""
+def check_autoscaling(config: AutoscalingConfig, count: int) -> None:
+    """Refuse what no single key is to blame for; `count` is `workers.count`. Raises ConfigError.
+
+    A start waits for `count` workers, and the policy would end those beyond its bounds before they serve.
+    """
     if config.min_workers > config.max_workers:
         raise ConfigError(
             f"autoscaling.max_workers: must be at least autoscaling.min_workers ({config.min_workers}), "
             f"is {config.max_workers}"
+        )
+    if config.enabled and count > config.max_workers:
+        raise ConfigError(
+            f"workers.count: must be at most autoscaling.max_workers ({config.max_workers}) while "
+            f"autoscaling.enabled, is {count}"
+        )
+    if config.enabled and count < config.min_workers:
+        raise ConfigError(
+            f"workers.count: must be at least autoscaling.min_workers ({config.min_workers}) while "
+            f"autoscaling.enabled, is {count}"
         )

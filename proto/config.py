@@ -133,7 +133,7 @@ class RouterConfig:
     policy: str = "kv_aware"
     """`kv_aware`, `round_robin`, `least_loaded`, `power_of_two`, `consistent_hash`, or one of your own."""
     max_failovers: int = 2
-    """Most times one stream moves to another worker because its own was lost."""
+    """Most times one stream moves to another worker because its own was lost; one that drains is not."""
     failure_cooldown_s: float = 5.0
     """How long a worker that failed a request is skipped."""
     index: str = "auto"
@@ -341,7 +341,7 @@ def _check(config: ClusterConfig) -> None:
             f"is {workers.pool_tokens}"
         )
     _check_speculation(config.speculation)
-    check_autoscaling(config.autoscaling)
+    check_autoscaling(config.autoscaling, workers.count)
     if workers.host in ("0.0.0.0", "::", ""):
         raise ConfigError(
             f"workers.host: {workers.host!r} is no address that a router can reach; "

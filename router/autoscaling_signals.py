@@ -22,6 +22,9 @@ RECENT_S = 300.0
 LEAST_WORK_S = 1e-6
 """Less is rounding: nobody has asked for anything."""
 
+LEAST_REQUESTS = 0.5
+"""Fewer of late have no share in time: one speaks for RECENT_S, many for as long as that many are news."""
+
 STARTUP_WEIGHT = 0.3
 """Of the latest start-up in the mean of them."""
 
@@ -52,6 +55,11 @@ class _Recent:
 
     def share(self) -> float | None:
         return self.part / self.whole if self.whole > 1e-9 else None
+
+    def share_of_late(self, now: float) -> float | None:
+        """None when less than LEAST_REQUESTS is left of what was counted: silence says nothing."""
+        fade = math.pow(0.5, max(0.0, now - self.as_of) / RECENT_S)
+        return self.share() if self.whole * fade >= LEAST_REQUESTS else None
 
 
 @dataclass(slots=True)
@@ -115,7 +123,7 @@ class FleetSignals:
             workers=workers,
             work_s_per_s=work_s / since if since > 0 else 0.0,
             request_s=self._request.share() or 0.0,
-            ttft_share=self._in_time.share(),
+            ttft_share=self._in_time.share_of_late(now),
             startup_s=self._startup_s,
             held=sum(counts.held for counts in self._routers.values()),
             idle_s=max(0.0, now - self._asked_at),
@@ -130,7 +138,7 @@ class FleetSignals:
             last = self._workers.get(record.worker_id)
             if last is None:  # what it did before we came is no news
                 last = _Heard(record.epoch, load, self._waiting_s(load))
-            elif last.epoch != record.epoch or load.prefix_queries < last.load.prefix_queries:
+            elif load.prefix_queries < last.load.prefix_queries:  # not by its epoch: Redis' end is none of it
                 last = _Heard(record.epoch, LoadReport(), 0.0)
             work_s += self._admitted(last.load, load, now)
             heard[record.worker_id] = _Heard(record.epoch, load, self._waiting_s(load))

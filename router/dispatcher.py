@@ -282,7 +282,10 @@ class Dispatcher:
             raise full from error
 
     async def _move(self, generation: Generation, placement: Placement, error: WorkerLost) -> Placement:
-        """Take a lost worker out and choose the next. Raises Unavailable when the failovers are used up."""
+        """Take a lost worker out and choose the next. Raises Unavailable when the failovers are used up.
+
+        Those of them that drained do not count: nothing was wrong, and however many go, no stream ends.
+        """
         log.warning(
             "worker lost request_id=%s worker_id=%s epoch=%d cause=%s: %s",
             generation.request_id,
@@ -292,11 +295,14 @@ class Dispatcher:
             error,
         )
         self._leave(generation, placement)
-        self._state.registry.report_failure(placement.worker_id, placement.epoch)
+        registry = self._state.registry
+        registry.report_failure(placement.worker_id, placement.epoch)
         generation.failovers += 1
-        if generation.failovers > self._limits.max_failovers:
+        generation.retired += registry.is_draining(placement.worker_id, placement.epoch)
+        lost = generation.failovers - generation.retired
+        if lost > self._limits.max_failovers:
             raise Unavailable(
-                f"the stream lost {generation.failovers} workers, the limit is {self._limits.max_failovers}",
+                f"the stream lost {lost} workers, the limit is {self._limits.max_failovers}",
                 cause="failovers",
                 retry_after_s=RETRY_S,
             ) from error

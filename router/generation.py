@@ -56,6 +56,8 @@ class Generation:
     pulled_tokens: int = 0
     reachable_tokens: int = 0
     failovers: int = 0
+    retired: int = 0
+    """Of those, the workers that drained."""
     passes: int = 0
     """Times a worker's queue was full."""
     pull_from: PullSource | None = None

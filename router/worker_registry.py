@@ -180,6 +180,12 @@ class WorkerRegistry:
         """Why workers that are registered are not in this cluster: worker id -> reason."""
         return {worker_id: reason for worker_id, (_, reason) in self._refused.items()}
 
+    def is_draining(self, worker_id: str, epoch: int) -> bool:
+        """Whether that life of a worker is about to end as planned."""
+        member = self._members.get(worker_id)
+        record = member.view.record if member else None
+        return record is not None and record.epoch == epoch and record.state is WorkerState.DRAINING
+
     def report_failure(self, worker_id: str, epoch: int) -> None:
         """A request failed for the worker's sake: skip it for a while, then let it be tried again.
 

@@ -132,6 +132,7 @@ async def _controller(
             index=IndexHolds(redis, keys),
             free=free_resources,
             clock=time.monotonic,
+            lease_s=config.redis.lease_s,
         )
         routers = RouterPoll(Path(spec.runtime_dir) / READY_FILE)
         scaling = config.autoscaling

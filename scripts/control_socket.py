@@ -51,19 +51,12 @@ async def serve_control(runtime_dir: Path, handle: Handler) -> asyncio.Server:
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                question = json.loads(await reader.readline())
-                if not isinstance(question, dict):
-                    raise ClusterError("control: a question is a JSON object")
-                reply = await handle(question)
-        except KvhiveError as error:
-            reply = {"error": str(error)}
-        except (ValueError, TimeoutError, OSError) as error:
-            reply = {"error": f"control: not a question ({error or type(error).__name__})"}
-        with contextlib.suppress(OSError):
-            writer.write(json.dumps(reply).encode() + b"\n")
-            await writer.drain()
-        writer.close()
+            reply = await _reply(reader, handle)
+            with contextlib.suppress(OSError):
+                writer.write(json.dumps(reply).encode() + b"\n")
+                await writer.drain()
+        finally:  # whatever went wrong: who asks must not wait for nothing
+            writer.close()
 
     path = socket_path(runtime_dir)
     path.unlink(missing_ok=True)
@@ -72,3 +65,16 @@ async def serve_control(runtime_dir: Path, handle: Handler) -> asyncio.Server:
         return await asyncio.start_unix_server(answer, str(path), limit=MOST_BYTES)
     finally:
         os.umask(before)
+
+
+async def _reply(reader: asyncio.StreamReader, handle: Handler) -> dict[str, Any]:
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            question = json.loads(await reader.readline())
+            if not isinstance(question, dict):
+                raise ClusterError("control: a question is a JSON object")
+            return await handle(question)
+    except KvhiveError as error:
+        return {"error": str(error)}
+    except (ValueError, TimeoutError, OSError) as error:
+        return {"error": f"control: not a question ({error or type(error).__name__})"}

@@ -37,7 +37,7 @@ RETRY_FIRST_S, RETRY_LONGEST_S = 5.0, 300.0
 LEAVING_NODE_DRAIN_S = 30.0
 """A machine that is pre-empted goes within some 30 s to 2 minutes."""
 REMEMBERED_DRAINS = 64
-FIRST_REPORT_POLL_S = 0.1
+RECORD_POLL_S = 0.1
 WARM_GIVERS = 2
 """Peers whose hot chains a new worker gets: those whose caches are worth most."""
 
@@ -84,6 +84,8 @@ class Surroundings:
     free: Callable[[], str]
     """What of Ray's resources is free, for people."""
     clock: Callable[[], float]
+    lease_s: float = 0.0
+    """A worker that lives is among `workers` by then, however lately those began to be followed."""
 
 
 class Policy(Protocol):
@@ -114,7 +116,14 @@ class Controller:
         self._failed_at: dict[str, float] = {}
         self._drains: dict[str, DrainProgress] = {}
         self._past: OrderedDict[str, DrainProgress] = OrderedDict()
-        self._warming: dict[str, HandOver] = {}
+        self._warming: dict[str, int] = {}
+        """Worker -> the epoch in which it was warmed: one that Ray has restarted is empty again."""
+        self._found: set[str] | None = None
+        """Those that a controller before this one created."""
+        self._known_at = 0.0
+        """By then all that live have been seen registered."""
+        self._untried: set[str] = set()
+        """Created since the last failure, and none has served yet."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._retry_s, self._retry_at = 0.0, 0.0
         self._means = DrainMeans(around.calls, around.index, self._records.get, self._heirs, self._end)
@@ -158,11 +167,7 @@ class Controller:
             )
         if self._policy is None:
             self._memory.wanted = max(0, self._memory.wanted - 1)
-        if stage == "serving":
-            self._begin_drain(order)
-        else:
-            self._memory.save()
-            await self._end(order.worker_id)
+        self._begin_drain(order)  # one that does not serve is stopped at once, and may take its time
         return self._memory.wanted
 
     async def scale(self, wanted: int) -> int:
@@ -200,6 +205,8 @@ class Controller:
     async def _look(self) -> None:
         around, now = self._around, self._around.clock()
         self._views = dict(await asyncio.to_thread(around.actors.poll))
+        if self._found is None:
+            self._found, self._known_at = set(self._views), now + around.lease_s
         leaving = await asyncio.to_thread(around.leaving_nodes)
         waits = any(view.phase == "pending" for view in self._views.values())
         self._free = await asyncio.to_thread(around.free) if waits else ""
@@ -214,11 +221,19 @@ class Controller:
             worker_id: self._stage(worker_id, view, now) for worker_id, view in self._views.items()
         }
         for worker_id, stage in self._stages.items():
-            if stage == "warming" and worker_id not in self._warming:
+            if stage == "warming" and self._warming.get(worker_id) != self._records[worker_id].epoch:
                 self._spawn(self._warm(worker_id))
             elif stage == "draining" and worker_id not in self._drains:  # an earlier controller began it
                 bound, hands = self._memory.drains.get(worker_id, (DEFAULT_TIMEOUT_S, True))
                 self._begin_drain(DrainOrder(worker_id, bound, hands))
+        if any(self._stages.get(worker_id) == "serving" for worker_id in self._untried):
+            self._retry_s = 0.0
+            self._untried.clear()
+
+    def _is_strange(self, worker_id: str) -> bool:
+        """Whether it may serve without our having seen it: it was here first, and we have just come."""
+        late = self._around.clock() >= self._known_at
+        return not late and worker_id in (self._found or ()) and worker_id not in self._records
 
     def _stage(self, worker_id: str, view: View, now: float) -> Stage:
         record = self._records.get(worker_id)
@@ -230,13 +245,16 @@ class Controller:
         self._failed_at.pop(worker_id, None)
         if view.phase in ("dead", "stopped") or (view.phase == "hung" and record is None):
             return "dead"
-        if view.phase == "serving":
-            state = record.state if record else WorkerState.SERVING
-            if state is WorkerState.DRAINING:
-                return "draining"
-            if state is WorkerState.SERVING:
-                self._retry_s = 0.0
-            return "warming" if state is WorkerState.WARMING else "serving"
+        if view.phase == "serving" or (view.phase == "pending" and record is not None):
+            # What is registered has a place: it has only not got round to answering us yet.
+            match record.state if record else WorkerState.SERVING:
+                case WorkerState.DRAINING:
+                    return "draining"
+                case WorkerState.WARMING:
+                    return "warming"
+                case WorkerState.STARTING if view.phase == "pending":
+                    return "starting"
+            return "serving"
         if view.phase == "hung":  # its lease is renewed: it is Ray that does not get through
             return "serving"
         return "pending" if view.phase == "pending" else "starting"
@@ -250,10 +268,13 @@ class Controller:
 
     async def _act(self, found: FleetPlan) -> None:
         for worker_id in found.end:
+            if self._stages[worker_id] not in ("failed", "dead") and self._is_strange(worker_id):
+                continue  # what it is will be known in a moment
             log.warning("ending worker_id=%s stage=%s", worker_id, self._stages[worker_id])
             if self._stages[worker_id] in ("failed", "dead"):
                 self._retry_s = min(max(RETRY_FIRST_S, 2 * self._retry_s), RETRY_LONGEST_S)
                 self._retry_at = self._around.clock() + self._retry_s
+                self._untried.clear()
             await self._end(worker_id)
         for worker_id in found.drain:
             bound = LEAVING_NODE_DRAIN_S if worker_id in self._leaving else DEFAULT_TIMEOUT_S
@@ -264,6 +285,7 @@ class Controller:
                 worker_id = self._memory.next_id()
                 log.info("creating worker_id=%s", worker_id)
                 await asyncio.to_thread(self._around.actors.create, worker_id, warm_s)
+                self._untried.add(worker_id)
 
     def _begin_drain(self, order: DrainOrder) -> None:
         log.info("draining %s", order)
@@ -275,6 +297,9 @@ class Controller:
 
     async def _drain(self, order: DrainOrder, progress: DrainProgress) -> None:
         try:
+            while self._is_strange(order.worker_id):  # without its record it would be cut off
+                progress.step = "looking for it"
+                await asyncio.sleep(RECORD_POLL_S)
             await drain(order, self._means, progress)
         finally:
             del self._drains[order.worker_id]
@@ -284,6 +309,7 @@ class Controller:
 
     async def _end(self, worker_id: str) -> None:
         await asyncio.to_thread(self._around.actors.end, worker_id, 0.0)
+        self._untried.discard(worker_id)
         for known in (self._views, self._stages, self._failed_at, self._warming, self._memory.drains):
             known.pop(worker_id, None)
         self._memory.save()
@@ -298,20 +324,22 @@ class Controller:
 
     async def _warm(self, worker_id: str) -> None:
         """Give a new worker what its peers have that is hot, within its time, and let it serve."""
-        progress = self._warming[worker_id] = HandOver()
-        record, around = self._records[worker_id], self._around
+        progress, record, around = HandOver(), self._records[worker_id], self._around
+        epoch = self._warming[worker_id] = record.epoch
         now = around.clock()
         givers = sorted(self._heirs(), key=lambda r: self._values.value_s(r.worker_id, now), reverse=True)
         try:
             async with asyncio.timeout(self._warm_s):
                 while not record.load.blocks_total:  # its first report, made before it had a pool
-                    await asyncio.sleep(FIRST_REPORT_POLL_S)
+                    await asyncio.sleep(RECORD_POLL_S)
                     record = self._records.get(worker_id, record)
                 for giver in givers[:WARM_GIVERS]:
                     await hand_over(giver, [record], around.calls, around.index, progress)
         except (TimeoutError, KvhiveError) as error:
             progress.error = str(error) or "the time was over"
         log.info("warmed worker_id=%s blocks=%d error=%s", worker_id, progress.blocks_done, progress.error)
+        if self._stages.get(worker_id) != "warming" or self._warming.get(worker_id) != epoch:
+            return  # it serves by itself, is to go, or is another one by now
         try:
             await around.calls.set_state(record, WorkerState.SERVING)
         except KvhiveError as error:  # it serves by itself when its time is over

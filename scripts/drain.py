@@ -3,7 +3,8 @@
     close the door -> hand over -> wait for streams -> hand over what they left -> stop
 
 All of it within the order's bound. Streams that still run then are cut off by the stop and go on at another
-worker, where the router continues them. A worker that does not answer is stopped without more ado.
+worker, where the router continues them. A worker that does not answer at the start is stopped without more
+ado; one that misses an answer later has until its lease is over.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ async def drain(order: DrainOrder, means: DrainMeans, progress: DrainProgress) -
     """Drain a worker to its end, whatever fails on the way; how far it is stands in `progress`."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + order.timeout_s
-    record = means.record(order.worker_id)
+    progress.step, record = "closing the door", means.record(order.worker_id)
     try:
         if record is None:
             progress.note = "it is not registered, so there is nothing to hand over"
@@ -103,7 +104,7 @@ async def _empty(
     while progress.open_requests and loop.time() < deadline:
         ran = max(ran, progress.open_requests)
         await asyncio.sleep(min(_POLL_S, max(0.0, deadline - loop.time())))
-        progress.open_requests = await means.calls.open_requests(record)
+        progress.open_requests = await _still_open(record, means, progress)
     if order.hand_over and ran and loop.time() < deadline:
         await _hand_over(record, means, progress, deadline)
 
@@ -119,4 +120,19 @@ async def _hand_over(record: WorkerRecord, means: DrainMeans, progress: DrainPro
         progress.handed.error = "the time was over"
     except Unavailable as error:  # blocks do not move here: then there is no hand-over
         progress.handed.error = str(error)
-    progress.open_requests = await means.calls.open_requests(record)
+    progress.open_requests = await _still_open(record, means, progress)
+
+
+async def _still_open(record: WorkerRecord, means: DrainMeans, progress: DrainProgress) -> int:
+    """Return how many requests are open, as of before when it is silent. Raises Unavailable when it is gone.
+
+    Asked for by closing the door again: that answer counts what a step under way has not taken in yet.
+    """
+    try:
+        return await means.calls.set_state(record, WorkerState.DRAINING)
+    except Unavailable as error:
+        now = means.record(record.worker_id)
+        if now is None or now.epoch != record.epoch:
+            raise
+        log.warning("silent for a moment while it drains worker_id=%s: %s", record.worker_id, error)
+        return progress.open_requests

@@ -16,6 +16,11 @@ from kvhive.proto.errors import ClusterError
 _NAME = "fleet.json"
 
 
+def was_begun(folder: Path) -> bool:
+    """Say whether a fleet was ever begun there: the first save comes after Ray had no worker of its name."""
+    return (folder / _NAME).exists()
+
+
 @dataclass(slots=True)
 class FleetMemory:
     """Saved by `save`, after each change."""

@@ -47,10 +47,12 @@ class RouterSpec:
     ready_file: str
 
     def save(self, path: Path) -> None:
-        """Write the spec for this user only."""
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        """Write the spec atomically, for this user only: on a full disk the one before it stays whole."""
+        fresh = path.with_suffix(".new")
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             json.dump(asdict(self), file)
+        os.replace(fresh, path)
 
     @classmethod
     def load(cls, path: Path) -> RouterSpec:

@@ -50,15 +50,18 @@ class Part:
     due_at: float = 0.0
     """When it may be started again; 0: it runs."""
     started_at: float = 0.0
+    unsaved: ProcessId | None = None
+    """It runs, and the state could not be written; here, so that there is never a second one."""
 
     def look(self, state: ClusterState, now: float) -> ProcessId | None:
-        """Start it again when it has ended and its pause is over; return the new process. May raise."""
-        process: ProcessId | None = getattr(state, self.name)
+        """Start it again when it has ended and its pause is over; return what is to be saved. May raise."""
+        process: ProcessId | None = self.unsaved or getattr(state, self.name)
         if is_alive(process):
             self.due_at = 0.0
             if now - self.started_at > STABLE_S:
                 self.pause_s = PAUSE_FIRST_S
-            return None
+            return self.unsaved
+        self.unsaved = None
         if not self.due_at:
             log.warning("ended part=%s; again in %.1f s", self.name, self.pause_s)
             self.due_at = now + self.pause_s
@@ -97,11 +100,24 @@ def supervise_once(folder: StateFolder, parts: list[Part], myself: ProcessId | N
             log.error("not started part=%s error=%s", part.name, error)
             continue
         if process is not None:
-            restarts = {**state.restarts, part.name: state.restarts.get(part.name, 0) + 1}
-            changes: dict[str, Any] = {part.name: process, "restarts": restarts}
-            state = folder.save(replace(state, **changes))
-            log.warning("started part=%s pid=%d", part.name, process.pid)
+            state = _note(folder, state, part, process)
     return True
+
+
+def _note(folder: StateFolder, state: ClusterState, part: Part, process: ProcessId) -> ClusterState:
+    """Write down that a part runs again; on a full disk that is done in a later round."""
+    restarts = {**state.restarts, part.name: state.restarts.get(part.name, 0) + 1}
+    changes: dict[str, Any] = {part.name: process, "restarts": restarts}
+    try:
+        state = folder.save(replace(state, **changes))
+    except OSError as error:
+        if part.unsaved is None:
+            log.error("started part=%s pid=%d, not written down: %s", part.name, process.pid, error)
+        part.unsaved = process
+        return state
+    part.unsaved = None
+    log.warning("started part=%s pid=%d", part.name, process.pid)
+    return state
 
 
 def _parts() -> list[Part]:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from kvhive.proto.errors import ClusterError
 from kvhive.scripts.cluster_state import ClusterState, RaySession, StateFolder
+from kvhive.scripts.fleet_memory import was_begun
 from kvhive.scripts.owned_processes import ProcessId, end_processes, is_alive, processes_of
 from kvhive.scripts.ray_driver import answers, connected
 from kvhive.scripts.stop_grace import set_grace
@@ -96,10 +97,11 @@ def _end(process: ProcessId | None, grace_s: float) -> bool:
 def _end_workers(state: ClusterState, grace_s: float) -> list[str]:
     """End the actors through Ray and say so; with a Ray head of our own they end with it in any case.
 
+    A start that was refused because Ray has workers of another cluster of that name has none to end.
     Raises ClusterError when a Ray that is not ours cannot be asked: its workers may be there still.
     """
     ray = state.ray
-    if ray is None or not (state.workers or state.controller):
+    if ray is None or not (state.workers or was_begun(Path(state.runtime_dir))):
         return []
     if not ray.owned:
         return [_stop_actors(state, ray, grace_s)]

@@ -20,7 +20,7 @@ from kvhive.scripts.adoption import adopt, can_adopt
 from kvhive.scripts.cluster_state import ClusterState, StateFolder
 from kvhive.scripts.control_socket import ask
 from kvhive.scripts.launcher import bring_up
-from kvhive.scripts.progress import show_progress
+from kvhive.scripts.progress import Progress, show_progress
 from kvhive.scripts.teardown import interrupts_ignored, tear_down
 
 DEFAULT_FILE = Path("cluster.yaml")
@@ -60,23 +60,29 @@ def run(config: ClusterConfig, folder: StateFolder, address: str, foreground: bo
         with show_progress(sys.stderr) as report:
             if state is not None and can_adopt(state):
                 _check_same(state, config, address)
-                lost = adopt(folder, state, report)
-                _say_adopted(folder.cluster, lost)
-                _say_where(state)
-                return
-            if state is not None:
-                report("cleaning", "removing what an earlier start left")
-                with interrupts_ignored():
-                    tear_down(folder, state, grace_s=0.0)
-            try:
-                state = bring_up(config, folder, report, address)
-            finally:
-                if folder.load() is None:
-                    folder.remove()
-    click.echo(f"cluster {state.cluster!r} is up")
+                said = _adopted(folder.cluster, adopt(folder, state, report))
+            else:
+                state = _start(config, folder, state, report, address)
+                said = f"cluster {state.cluster!r} is up"
+    click.echo(said)
     _say_where(state)
     if foreground:
         _stay(folder, state)
+
+
+def _start(
+    config: ClusterConfig, folder: StateFolder, left: ClusterState | None, report: Progress, address: str
+) -> ClusterState:
+    """Start it anew, without what an earlier start `left`."""
+    if left is not None:
+        report("cleaning", "removing what an earlier start left")
+        with interrupts_ignored():
+            tear_down(folder, left, grace_s=0.0)
+    try:
+        return bring_up(config, folder, report, address)
+    finally:
+        if folder.load() is None:
+            folder.remove()
 
 
 def _apply(section: dict[str, Any], override: str) -> None:
@@ -128,13 +134,10 @@ def _check_same(state: ClusterState, config: ClusterConfig, address: str) -> Non
         )
 
 
-def _say_adopted(cluster: str, lost: list[str]) -> None:
+def _adopted(cluster: str, lost: list[str]) -> str:
     if lost:
-        click.echo(
-            f"cluster {cluster!r} is up again; these had ended and were started again: {', '.join(lost)}"
-        )
-    else:
-        click.echo(f"cluster {cluster!r} is already up (stop it with `kvhive down`)")
+        return f"cluster {cluster!r} is up again; these had ended and were started again: {', '.join(lost)}"
+    return f"cluster {cluster!r} is already up (stop it with `kvhive down`)"
 
 
 def _say_where(state: ClusterState) -> None:

@@ -39,12 +39,6 @@ class WorkerCalls:
         answer = await self._answer(worker, self._stub(worker).SetState(request, **self._limits()))
         return int(answer.open_requests)
 
-    async def open_requests(self, worker: WorkerRecord) -> int:
-        """Return how many sequences run or wait there."""
-        request = worker_pb2.GetStatusRequest()
-        answer = await self._answer(worker, self._stub(worker).GetStatus(request, **self._limits()))
-        return int(answer.running + answer.waiting)
-
     async def hot_chains(self, worker: WorkerRecord, chains: int, blocks: int) -> list[worker_pb2.HotChain]:
         """Return what it holds that is most worth keeping, hottest first."""
         request = worker_pb2.ListHotChainsRequest(

@@ -103,3 +103,17 @@ def test_the_bounds_for_the_number_of_workers_must_leave_a_number() -> None:
         ConfigError, match=r"autoscaling.ttft_goal_share: must be between 0.5 and 0.9999, is 1.0"
     ):
         parse_config({"autoscaling": {"ttft_goal_share": 1}})
+
+
+@pytest.mark.parametrize(
+    ("count", "message"),
+    [
+        (5, r"workers.count: must be at most autoscaling.max_workers \(4\) .*, is 5"),
+        (1, r"workers.count: must be at least autoscaling.min_workers \(2\) .*, is 1"),
+    ],
+)
+def test_a_start_begins_within_the_bounds_that_autoscaling_keeps(count: int, message: str) -> None:
+    scaling = {"min_workers": 2, "max_workers": 4}
+    with pytest.raises(ConfigError, match=message):
+        parse_config({"workers": {"count": count}, "autoscaling": {**scaling, "enabled": True}})
+    assert parse_config({"workers": {"count": count}, "autoscaling": scaling}).workers.count == count

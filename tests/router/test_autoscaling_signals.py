@@ -63,11 +63,19 @@ def test_waiting_prompts_are_worth_as_much_as_those_before_them() -> None:
 
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_a_worker_that_begins_anew_is_counted_from_nothing(epoch: int) -> None:
-    """Whether it says so by its epoch or only by a smaller count."""
+    """Its count is smaller, whatever its epoch."""
     signals = FleetSignals()
     signals.snapshot([view(prefix_queries=9000, admitted=9)], 0.0)
     snapshot = signals.snapshot([view(epoch=epoch, prefix_queries=1000, admitted=1)], 1.0)
     assert snapshot.work_s_per_s == pytest.approx(1.0)
+
+
+def test_a_redis_that_begins_anew_brings_no_work() -> None:
+    """Workers register with it under new epochs and count on: what they had done before is no demand."""
+    signals = FleetSignals()
+    signals.snapshot([view(epoch=1, prefix_queries=9000, admitted=9)], 0.0)
+    snapshot = signals.snapshot([view(epoch=2, prefix_queries=9100, admitted=10)], 1.0)
+    assert snapshot.work_s_per_s == pytest.approx(0.1)
 
 
 def test_a_worker_that_leaves_takes_nothing_away() -> None:
@@ -101,6 +109,14 @@ def test_the_share_in_time_is_that_of_all_routers_and_of_late() -> None:
     assert signals.snapshot([view()], 1.0).ttft_share == pytest.approx(0.9)
     signals.hear_routers({"a": RouterCounts(50, 50), "b": RouterCounts(10, 0)}, 3001.0)  # begun anew, later
     assert signals.snapshot([view()], 3001.0).ttft_share == pytest.approx(1.0, abs=0.01)
+
+
+def test_in_silence_nobody_knows_whether_requests_are_in_time() -> None:
+    signals = FleetSignals()
+    signals.hear_routers({"a": RouterCounts()}, 0.0)
+    signals.hear_routers({"a": RouterCounts(2, 1)}, 1.0)
+    assert signals.snapshot([view()], 400.0).ttft_share == pytest.approx(0.5)
+    assert signals.snapshot([view()], 800.0).ttft_share is None
 
 
 def test_held_requests_are_what_the_routers_hold_now() -> None:

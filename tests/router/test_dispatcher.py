@@ -187,6 +187,26 @@ async def test_failovers_are_bounded(redis_server: EmbeddedRedis, demo_gguf: Pat
             await stream_then(rig, kill)
 
 
+async def test_a_worker_that_drains_is_not_counted_as_lost(
+    redis_server: EmbeddedRedis, demo_gguf: Path
+) -> None:
+    async with running_router(redis_server.url, demo_gguf, max_failovers=0, step_s=0.01) as rig:
+        begun = asyncio.Event()
+        sampling = SamplingParams(max_tokens=900, ignore_eos=True)
+        stream = asyncio.create_task(rig.run(GenerateRequest(TokenPrompt((1, 2, 3)), sampling), begun))
+        await begun.wait()
+        victim = next(w for w in rig.workers.values() if w.service.open_streams)
+        survivor = next(w for w in rig.workers.values() if w is not victim)
+        publisher = rig.publishers[victim.worker_id]
+        victim.service.state = WorkerState.DRAINING
+        await publisher.set_state(WorkerState.DRAINING)
+        await eventually(lambda: rig.state.registry.is_draining(victim.worker_id, publisher.epoch))
+        await victim.server.stop(0)
+        await eventually(lambda: survivor.service.open_streams == 1)
+        stream.cancel()
+        await asyncio.gather(stream, return_exceptions=True)
+
+
 async def test_a_draining_worker_gets_nothing_new(redis_server: EmbeddedRedis, demo_gguf: Path) -> None:
     async with running_router(redis_server.url, demo_gguf) as rig:
         rig.workers["w1"].service.state = WorkerState.DRAINING

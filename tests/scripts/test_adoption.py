@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from kvhive.proto.config import ClusterConfig, to_mapping
 from kvhive.proto.errors import ClusterError
-from kvhive.scripts import adoption
+from kvhive.scripts import adoption, up_command
 from kvhive.scripts.adoption import adopt, can_adopt
 from kvhive.scripts.cluster_state import ClusterState, RaySession, StateFolder
 from kvhive.scripts.owned_processes import RUNTIME_DIR_VARIABLE, ProcessId, identify
@@ -70,3 +71,25 @@ def test_what_does_not_come_back_is_named(folder: StateFolder, monkeypatch: pyte
     monkeypatch.setattr(adoption, "_missing", lambda state: "controller")
     with pytest.raises(ClusterError, match="lost its controller, which did not come back within 0 s"):
         adopt(folder, folder.require(), lambda *_: None)
+
+
+def test_in_the_foreground_one_that_was_up_is_stayed_with_too(
+    folder: StateFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """... and other commands may stop it meanwhile."""
+    stayed: list[str] = []
+
+    def stay(where: StateFolder, state: ClusterState) -> None:
+        with where.lock():
+            stayed.append(state.cluster)
+
+    config = ClusterConfig()
+    folder.save(replace(folder.require(), config=to_mapping(config)))
+    monkeypatch.setattr(up_command, "_raise_on_signals", lambda: None)
+    monkeypatch.setattr(up_command, "adopt", lambda *_: [])
+    monkeypatch.setattr(up_command, "_say_where", lambda state: None)
+    monkeypatch.setattr(up_command, "_stay", stay)
+    up_command.run(config, folder, "", foreground=False)
+    assert not stayed
+    up_command.run(config, folder, "", foreground=True)
+    assert stayed == ["default"]

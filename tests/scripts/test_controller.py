@@ -51,18 +51,17 @@ class Calls:
     def __init__(self) -> None:
         self.told: list[tuple[str, WorkerState]] = []
         self.open = 0
+        self.gave: list[str] = []
 
     async def set_state(self, worker: WorkerRecord, state: WorkerState) -> int:
         self.told.append((worker.worker_id, state))
-        return self.open
-
-    async def open_requests(self, worker: WorkerRecord) -> int:
         return self.open
 
     async def retain(self, addresses: set[str]) -> None:
         self.kept = addresses
 
     async def hot_chains(self, worker: WorkerRecord, chains: int, blocks: int) -> list[Any]:
+        self.gave.append(worker.worker_id)
         raise Unavailable("blocks do not move here")
 
 
@@ -78,6 +77,7 @@ class Rig:
         self.folder, self.ray, self.calls, self.clock = folder, Ray(), Calls(), Clock()
         self.records: dict[str, WorkerRecord] = {}
         self.leaving: set[str] = set()
+        self.lease_s = 0.0
         self._warm_s, self._policy = warm_s, policy
         FleetMemory(str(folder), wanted, "cpu", "float32").save()
         self.controller = self.another()
@@ -93,6 +93,7 @@ class Rig:
             index=NoIndex(),
             free=lambda: "1 CPU",
             clock=self.clock,
+            lease_s=self.lease_s,
         )
         return Controller(memory, around, self._warm_s, self._policy)
 
@@ -134,6 +135,33 @@ async def test_a_worker_that_cannot_start_is_shown_then_replaced_less_and_less_o
         pauses.append(rig.clock.now - began)
         await rig.step()
     assert pauses == [RETRY_FIRST_S, 2 * RETRY_FIRST_S, 4 * RETRY_FIRST_S]
+
+
+async def test_a_worker_that_keeps_failing_is_replaced_less_often_though_another_one_serves(
+    tmp_path: Path,
+) -> None:
+    rig = Rig(tmp_path, wanted=1)
+    await rig.step()
+    rig.registers("w1")
+    await rig.step()
+    await rig.controller.scale(2)
+    pauses = []
+    for _ in range(3):
+        rig.ray.first = ActorView("dead", "killed")
+        began = rig.clock.now
+        while await rig.step() == {"w1"}:
+            rig.clock.now += 1.0
+        pauses.append(rig.clock.now - began)
+        assert await rig.step() == {"w1"}, "it has ended again"
+    assert pauses == [0.0, RETRY_FIRST_S, 2 * RETRY_FIRST_S]
+    rig.ray.first = ActorView("serving", "serving")
+    rig.clock.now += 4 * RETRY_FIRST_S
+    await rig.step()
+    await rig.step()
+    rig.ray.views["w5"] = ActorView("dead", "killed")
+    await rig.step()
+    rig.clock.now += RETRY_FIRST_S
+    assert await rig.step() == {"w1", "w6"}, "one has served since: all begins anew"
 
 
 async def test_a_worker_that_hangs_is_replaced_when_its_lease_is_over_too(tmp_path: Path) -> None:
@@ -231,6 +259,48 @@ async def test_the_next_controller_goes_on_where_this_one_was(tmp_path: Path) ->
     assert await rig.step() == {"w2"}
 
 
+async def test_a_controller_that_has_just_come_cuts_off_nobody_whom_it_has_not_seen_yet(
+    tmp_path: Path,
+) -> None:
+    """It knows neither their records nor an answer of their actors: they may serve all the same."""
+    rig = Rig(tmp_path, wanted=3)
+    await rig.step()
+    for worker_id in ("w1", "w2", "w3"):
+        rig.registers(worker_id)
+    await rig.step()
+    rig.calls.open = 1
+    await rig.controller.drain(DrainOrder("w1", 60.0))
+    await rig.controller.scale(1)
+    await rig.controller.close()
+    known = dict(rig.records)
+    rig.records.clear()
+    rig.ray.views = {worker_id: ActorView("pending", "waiting") for worker_id in rig.ray.views}
+    rig.calls.told.clear()
+    rig.lease_s = 5.0
+    rig.controller = rig.another()
+    await rig.step()
+    assert await rig.controller.drain(DrainOrder("w2", 60.0)) == 0
+    assert await rig.step() == {"w1", "w2", "w3"} and not rig.calls.told and not rig.ray.ended
+    rig.records.update(known)
+    assert await rig.step() == {"w1", "w2", "w3"}
+    await until(lambda: {w for w, _ in rig.calls.told} == {"w1", "w2", "w3"})
+    assert not rig.ray.ended, "each has an open stream"
+    rig.calls.open = 0
+    await until(lambda: sorted(rig.ray.ended) == ["w1", "w2", "w3"])
+
+
+async def test_whom_a_new_controller_has_not_seen_within_a_lease_is_gone(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, wanted=2)
+    await rig.step()
+    await rig.controller.scale(1)
+    rig.lease_s = 5.0
+    rig.controller = rig.another()
+    rig.ray.views["w2"] = ActorView("starting", "loading")
+    assert await rig.step() == {"w1", "w2"}
+    rig.clock.now += rig.lease_s
+    assert await rig.step() == {"w1"}
+
+
 async def test_a_worker_found_draining_that_nobody_remembers_is_drained_to_its_end(tmp_path: Path) -> None:
     rig = Rig(tmp_path, wanted=1)
     await rig.step()
@@ -252,6 +322,35 @@ async def test_one_that_joins_others_is_warmed_and_then_told_to_serve(tmp_path: 
     await rig.step()
     assert rig.controller.document()["workers"][1]["stage"] == "warming"
     await until(lambda: rig.calls.told == [("w2", WorkerState.SERVING)])
+
+
+async def test_one_that_ray_has_restarted_is_warmed_again(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, wanted=2, warm_s=5.0)
+    await rig.step()
+    rig.registers("w1")
+    rig.registers("w2", state=WorkerState.WARMING)
+    for epoch in (1, 2):
+        rig.registers("w2", state=WorkerState.WARMING, epoch=epoch)
+        for _ in range(2):
+            await rig.step()
+        await until(lambda: rig.calls.told == [("w2", WorkerState.SERVING)] * epoch)  # noqa: B023
+
+
+async def test_one_that_is_drained_while_it_is_warmed_is_not_told_to_serve(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, wanted=2, warm_s=60.0)
+    await rig.step()
+    rig.registers("w1")
+    rig.registers("w2", state=WorkerState.WARMING)
+    rig.records["w2"] = replace(rig.records["w2"], load=LoadReport())  # its warming waits for its report
+    await rig.step()
+    rig.calls.open = 1
+    await rig.controller.drain(DrainOrder("w2", 60.0))
+    rig.registers("w2", state=WorkerState.DRAINING)
+    await rig.step()
+    await until(lambda: "w1" in rig.calls.gave)
+    rig.calls.open = 0
+    await until(lambda: rig.ray.ended == ["w2"])
+    assert ("w2", WorkerState.SERVING) not in rig.calls.told
 
 
 class Wishes:

@@ -14,6 +14,7 @@ from worker_records import record
 from worker_rig import METADATA, TOKEN, WorkerRig, running_worker
 
 from kvhive.proto.block_hash import BlockKey
+from kvhive.proto.errors import Unavailable
 from kvhive.proto.index_schema import LoadReport, WorkerRecord, WorkerState
 from kvhive.proto.v1 import worker_pb2
 from kvhive.scripts.drain import DrainMeans, DrainOrder, DrainProgress, drain
@@ -110,18 +111,19 @@ async def test_survivors_keep_the_hot_hits_of_who_went_and_none_without_a_hand_o
 
 async def test_a_draining_worker_takes_nothing_new_and_what_runs_goes_on() -> None:
     async with trio(step_s=0.01) as three:
-        running = asyncio.create_task(
-            three.victim.generate(three.victim.request("runs", prompt_of(1, 8), 60))
+        running = three.victim.stub.Generate(
+            three.victim.request("runs", prompt_of(1, 8), 500), metadata=METADATA
         )
-        await until(lambda: three.victim.service.open_streams > 0)
-        progress = DrainProgress(DrainOrder("w1", 20.0))
+        await running.read()
+        progress = DrainProgress(DrainOrder("w1", 60.0))
         draining = asyncio.create_task(drain(progress.order, three.means, progress))
         await until(lambda: three.victim.service.state is WorkerState.DRAINING)
         with pytest.raises(Exception, match="is draining"):
             await three.victim.generate(three.victim.request("new", prompt_of(2, 8)))
         assert not three.stopped
-        tokens = [t for r in await running for update in r.updates for t in update.token_ids]
-        assert len(tokens) == 60
+        for _ in range(5):
+            assert len((await running.read()).updates) > 0, "it goes on"
+        running.cancel()
         await draining
         assert three.stopped == ["w1"] and progress.moved_requests == 0
 
@@ -136,6 +138,48 @@ async def test_a_stream_that_never_ends_is_cut_off_at_the_bound() -> None:
         progress = DrainProgress(DrainOrder("w1", 1.0))
         await asyncio.wait_for(drain(progress.order, three.means, progress), 15.0)
         assert progress.done and progress.moved_requests == 1 and three.stopped == ["w1"]
+        call.cancel()
+
+
+class ForgetfulCalls(WorkerCalls):
+    """Of every two answers about a drain, the second is lost."""
+
+    asked = 0
+
+    async def set_state(self, worker: WorkerRecord, state: WorkerState) -> int:
+        self.asked += 1
+        if self.asked % 2 == 0:
+            raise Unavailable("DEADLINE_EXCEEDED")
+        return await super().set_state(worker, state)
+
+
+async def test_an_answer_that_does_not_come_cuts_off_no_stream() -> None:
+    async with trio(step_s=0.01) as three:
+        three.calls = ForgetfulCalls(TOKEN)
+        running = asyncio.create_task(
+            three.victim.generate(three.victim.request("runs", prompt_of(1, 8), 100))
+        )
+        await until(lambda: three.victim.service.open_streams > 0)
+        progress = DrainProgress(DrainOrder("w1", 60.0))
+        await drain(progress.order, three.means, progress)
+        assert three.calls.asked > 2 and (progress.moved_requests, progress.note) == (0, "")
+        assert len([t for r in await running for update in r.updates for t in update.token_ids]) == 100
+        await three.calls.retain(set())
+
+
+async def test_one_that_is_gone_while_it_drains_is_not_waited_for() -> None:
+    async with trio(step_s=0.01) as three:
+        call = three.victim.stub.Generate(
+            three.victim.request("endless", prompt_of(1, 8), 900), metadata=METADATA
+        )
+        await call.read()
+        progress = DrainProgress(DrainOrder("w1", 600.0, hand_over=False))
+        means = three.means
+        records = [means.record("w1"), None]
+        lost = replace(means, calls=ForgetfulCalls(TOKEN), record=lambda worker_id: records.pop(0))
+        await asyncio.wait_for(drain(progress.order, lost, progress), 30.0)
+        assert progress.done and "DEADLINE_EXCEEDED" in progress.note and progress.moved_requests == 1
+        await lost.calls.retain(set())
         call.cancel()
 
 

@@ -110,6 +110,44 @@ def test_workers_of_a_controller_before_this_one_are_found(fake: FakeRay) -> Non
     assert fleet.poll()["w7"].phase == "serving"
 
 
+def test_what_is_being_ended_or_was_killed_a_moment_ago_is_not_found_again(
+    fake: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray lists an actor until it has got round to its end: taken for another one it would be a failure."""
+    clock = Clock()
+    fleet = actors(clock)
+    fleet.create("w1", 0.0)
+    fake.workers["w1"].says = SERVING
+    fleet.poll()
+    listed = dict(fake.workers)
+    meanwhile: list[Any] = []
+    monkeypatch.setattr(fleet_actors, "list_workers", lambda cluster: sorted(listed))
+    monkeypatch.setattr(fleet_actors, "find_worker", lambda cluster, worker: listed.get(worker))
+    monkeypatch.setattr(fake, "kill", lambda worker, no_restart: meanwhile.append(fleet.poll()))
+    fleet.end("w1", 0.0)
+    assert meanwhile == [{}] and fleet.poll() == {}
+    clock.now += 60.0
+    assert "w1" in fleet.poll(), "it was not killed after all"
+
+
+def test_workers_that_were_found_get_some_time_to_answer(
+    fake: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    wait = fake.wait
+
+    def slow(questions: list[Any], num_returns: int = 1, timeout: float = 0.0) -> Any:
+        waited.append(timeout)
+        return wait(questions, num_returns, timeout)
+
+    monkeypatch.setattr(fake, "wait", slow)
+    fake.workers["w7"] = Worker()
+    fleet = actors(Clock())
+    fleet.poll()
+    fleet.poll()
+    assert waited[0] >= 2.0 > 0.5 > waited[1]
+
+
 def test_silence_is_said_and_becomes_hanging_until_it_answers_again(fake: FakeRay) -> None:
     clock = Clock()
     fleet = actors(clock)

@@ -98,6 +98,41 @@ def test_a_part_that_cannot_be_started_holds_up_no_other(folder: StateFolder) ->
     assert launches and folder.require().restarts == {"router": 1}
 
 
+def test_what_cannot_be_written_down_is_not_started_twice(
+    folder: StateFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launches: list[float] = []
+    parts = [part("router", launches, lambda: 0.0)]
+    folder.save(replace(folder.require(), router=GONE))
+
+    def full(state: ClusterState) -> ClusterState:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(folder, "save", full)
+        for now in (1.0, 2.0, 3.0, 4.0):
+            assert supervise_once(folder, parts, ME, now)
+    assert len(launches) == 1 and folder.require().router == GONE
+    assert supervise_once(folder, parts, ME, 5.0)
+    state = folder.require()
+    assert (state.router, state.restarts, launches) == (ME, {"router": 1}, launches[:1])
+
+
+def test_a_full_disk_leaves_the_router_s_spec_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "router.json"
+    config = {"router": {"grpc_port": 0, "http_port": 0}}
+    RouterSpec(config, "", "", "m", "m", "", 1, 1, "").save(path)
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("kvhive.scripts.router_process.json.dump", full)
+    with pytest.raises(OSError, match="No space left"):
+        keep_ports(tmp_path, "127.0.0.1:4711", "http://127.0.0.1:4712")
+    assert RouterSpec.load(path).config == config
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
 def test_an_operator_s_redis_is_not_ours_to_start(folder: StateFolder) -> None:
     launches: list[float] = []
     for now in (1.0, 2.0, 3.0):

@@ -7,6 +7,7 @@ import pytest
 
 from kvhive.proto.errors import ClusterError
 from kvhive.scripts.cluster_state import ClusterState, RaySession, StateFolder
+from kvhive.scripts.fleet_memory import FleetMemory
 from kvhive.scripts.owned_processes import ProcessId, identify
 from kvhive.scripts.teardown import tear_down
 
@@ -55,8 +56,19 @@ def test_workers_that_came_after_the_start_are_asked_for_too(
     folder, state = attached
     begun = ClusterState("default", state.runtime_dir, "t", ray=state.ray, controller=ProcessId(2**22 + 1, 1))
     state = folder.save(begun)
+    FleetMemory(state.runtime_dir, 0, "cpu", "float32").save()
     with pytest.raises(ClusterError, match=r"127\.0\.0\.1:1 does not answer"):
         tear_down(folder, state, grace_s=0.0)
+
+
+def test_workers_of_another_cluster_of_that_name_are_left_alone(
+    attached: tuple[StateFolder, ClusterState],
+) -> None:
+    """A controller that was refused for their sake has begun no fleet: nothing in Ray is ours."""
+    folder, state = attached
+    begun = ClusterState("default", state.runtime_dir, "t", ray=state.ray, controller=ProcessId(2**22 + 1, 1))
+    assert tear_down(folder, folder.save(begun), grace_s=0.0) == []
+    assert folder.load() is None
 
 
 def test_what_the_supervisor_started_just_before_is_ended_too(
