@@ -235,12 +235,14 @@ def test_workers_on_a_ray_that_is_not_ours_leave_without_it(private_kvhive: Any,
         arguments = ("--address", ray.address, *ONE_CPU_WORKER)
         private_kvhive("up", *arguments, timeout=UP_TIMEOUT_S)
         state = private_kvhive.state()
+        (before,) = json.loads(private_kvhive("status", "--json").stdout)["workers"]
         other = type(private_kvhive)(tmp_path / "other", private_kvhive.extra)
         other.state_dir.mkdir()
         refused = other("up", *arguments, timeout=UP_TIMEOUT_S, check=False)
         assert refused.returncode == 1 and "already has a worker 'w1'" in refused.stderr
         assert not any(other.state_dir.iterdir())
-        assert len(json.loads(private_kvhive("status", "--json").stdout)["workers"]) == 1
+        (after,) = json.loads(private_kvhive("status", "--json").stdout)["workers"]
+        assert (after["id"], after["pid"]) == (before["id"], before["pid"]), "the refused start ended it"
         assert "stopped 1 worker" in private_kvhive("down", timeout=90).stdout
         assert processes_of(Path(state["runtime_dir"])) == []
         assert is_open(ray.address)
