@@ -50,6 +50,10 @@ class StillFleet:
         """As WorkerRegistry's."""
         return self._views
 
+    def serving(self) -> list[WorkerView]:
+        """As WorkerRegistry's."""
+        return self._views
+
     def excluded(self, now: float) -> dict[str, str]:
         """As WorkerRegistry's: nobody."""
         return {}

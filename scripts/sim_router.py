@@ -89,6 +89,10 @@ class SimulatedRegistry:
         self.views(now)
         return self._routable
 
+    def serving(self) -> list[WorkerView]:
+        """The same, as of the last look: none has failed."""
+        return self._routable
+
     def _latest(self, member: _Member, poll: float) -> WorkerView:
         """The view of a worker's last heartbeat: the last view, if nothing has happened since."""
         beats = math.floor((poll - member.phase) / self._heartbeat_s)

@@ -78,6 +78,10 @@ class PlacedFleet:
         """As WorkerRegistry's."""
         return self.views
 
+    def serving(self) -> list[WorkerView]:
+        """As WorkerRegistry's."""
+        return self.views
+
     def excluded(self, now: float) -> dict[str, str]:
         return {}
 
