@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -14,6 +13,7 @@ from typing import Any
 
 from kvhive.proto.errors import ClusterError
 from kvhive.scripts.control_socket import ask, socket_path
+from kvhive.scripts.detached_process import launch_module
 from kvhive.scripts.log_tail import last_line
 from kvhive.scripts.owned_processes import ProcessId, identify
 
@@ -54,15 +54,7 @@ class ControllerSpec:
 
 def launch_controller(runtime_dir: Path) -> subprocess.Popen[bytes]:
     """Start a controller of the spec in a runtime directory, and wait for nothing."""
-    with open(runtime_dir / _LOG, "ab") as output:
-        # -P: the current directory must not shadow installed packages.
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "kvhive.scripts.control", str(runtime_dir / _SPEC)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    return launch_module("kvhive.scripts.control", str(runtime_dir / _SPEC), log=runtime_dir / _LOG)
 
 
 class FirstController:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -18,6 +17,7 @@ from typing import Any
 
 from kvhive.proto.errors import ClusterError, Unavailable
 from kvhive.scripts.client import RouterClient
+from kvhive.scripts.detached_process import launch_module
 from kvhive.scripts.log_tail import last_line
 from kvhive.scripts.owned_processes import ProcessId, identify
 
@@ -83,15 +83,7 @@ class ReadyRouter:
 
 def launch_router(runtime_dir: Path) -> subprocess.Popen[bytes]:
     """Start a router of the spec in a runtime directory, and wait for nothing."""
-    with open(runtime_dir / _LOG, "ab") as output:
-        # -P: the current directory must not shadow installed packages.
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "kvhive.scripts.serve", str(runtime_dir / _SPEC)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    return launch_module("kvhive.scripts.serve", str(runtime_dir / _SPEC), log=runtime_dir / _LOG)
 
 
 def keep_ports(runtime_dir: Path, grpc: str, http: str) -> None:

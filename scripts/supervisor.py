@@ -25,6 +25,7 @@ from typing import Any
 
 from kvhive.proto.errors import KvhiveError
 from kvhive.scripts.cluster_state import ClusterState, StateFolder
+from kvhive.scripts.detached_process import launch_module
 from kvhive.scripts.owned_processes import ProcessId, identify, is_alive
 
 log = logging.getLogger(__name__)
@@ -74,15 +75,9 @@ class Part:
 
 def launch_supervisor(runtime_dir: Path, folder: StateFolder) -> ProcessId | None:
     """Start a supervisor; it waits until the state names it."""
-    with open(runtime_dir / _LOG, "ab") as output:
-        # -P: the current directory must not shadow installed packages.
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "kvhive.scripts.supervisor", str(folder.root), folder.cluster],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    process = launch_module(
+        "kvhive.scripts.supervisor", str(folder.root), folder.cluster, log=runtime_dir / _LOG
+    )
     return identify(process.pid)
 
 
