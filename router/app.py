@@ -31,7 +31,7 @@ from kvhive.router.kv_index_reader import KvIndexReader
 from kvhive.router.kv_index_redis import KvIndexRedis
 from kvhive.router.load_tracker import LoadTracker
 from kvhive.router.metrics import MeteredFrontend, RequestMetrics
-from kvhive.router.openai_api import create_app
+from kvhive.router.openai.api import create_app
 from kvhive.router.placement import Placer, RoutingState
 from kvhive.router.policies import make_policy
 from kvhive.router.predicted_blocks import PredictedBlocks

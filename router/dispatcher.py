@@ -10,13 +10,14 @@ import logging
 import math
 import random
 import secrets
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from kvhive.proto.errors import InvalidRequest, NotNow, Overloaded, TimedOut, Unavailable
 from kvhive.router.admission import Admission
 from kvhive.router.dispatch_counters import DispatchCounters
+from kvhive.router.field_checks import check_token_ids
 from kvhive.router.frontend import Delta, GenerationEvent, ModelInfo, Started, TokenPiece, Usage
 from kvhive.router.generation import Choice, Generation
 from kvhive.router.held_requests import RETRY_S, HeldRequests, Waiting
@@ -114,6 +115,13 @@ class Dispatcher:
         self._check_model(model)
         with self._admission.admitted():
             return await self._preparer.tokenize(prompt)
+
+    async def detokenize(self, token_ids: Sequence[int], model: str = "") -> str:
+        """See TokenizingFrontend."""
+        self._check_model(model)
+        check_token_ids("tokens", token_ids, self._model.vocab_size)
+        with self._admission.admitted():
+            return await self._preparer.detokenize(token_ids)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent, None]:
         """See Frontend."""

@@ -8,14 +8,26 @@ generator (`aclose`) cancels the work at once and frees what it held; closing it
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from kvhive.router.request import GenerateRequest, Prompt
 
-FinishReason = Literal["stop", "length"]
-"""`stop`: an end token, a stop token or a stop string; `length`: max_tokens were generated."""
+FinishReason = Literal["stop", "length", "tool_calls"]
+"""`stop`: an end token, a stop token or a stop string; `length`: max_tokens were generated; `tool_calls`: as
+`stop`, and the choice calls tools."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPrefix:
+    """What became of one breakpoint."""
+
+    tokens: int
+    """Of the prompt up to it, in full blocks."""
+    ttl_s: float
+    kept: bool
+    """Whether the worker keeps them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +51,10 @@ class Usage:
     accepted_tokens: int = 0
     pulled_tokens: int = 0
     """Prompt tokens whose KV came from another worker for this request: neither cached nor computed."""
+    kept: tuple[KeptPrefix, ...] = ()
+    """One for each breakpoint, in the order of the prompt."""
+    not_kept: str = ""
+    """Why one of them is not kept, in one word: below_minimum, over_budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +79,18 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """More of one tool call; the first piece of a call has its id and name."""
+
+    index: int
+    """Which of the choice's calls."""
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+    """More of the JSON text."""
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """New output. Text lags behind token ids while a character or a stop string is incomplete."""
 
@@ -73,6 +101,8 @@ class Delta:
     """One per token id, where asked."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """One per prompt token but the first, where asked; all of them before the first output token."""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+    """What of the output is no text, but a call of a tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +113,8 @@ class Finished:
     usage: Usage | None
     """Of the whole request, on the last choice's end; None on the others'."""
     choice: int = 0
+    stop: str = ""
+    """The stop string that ended it, if one did."""
 
 
 GenerationEvent = Started | Delta | Finished
@@ -138,6 +170,10 @@ class TokenizingFrontend(Frontend, Protocol):
 
     async def tokenize(self, prompt: Prompt, model: str = "") -> list[int]:
         """Return the token ids that `generate` would compute. Raises InvalidRequest, Overloaded."""
+        ...
+
+    async def detokenize(self, token_ids: Sequence[int], model: str = "") -> str:
+        """Return the text of token ids, special tokens included. Raises InvalidRequest, Overloaded."""
         ...
 
     async def prewarm(self, request: GenerateRequest, workers: int) -> list[Usage]:

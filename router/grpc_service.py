@@ -22,6 +22,7 @@ from kvhive.proto.errors import (
 )
 from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.proto.v1 import inference_pb2_grpc
+from kvhive.router.chat.messages import ChatMessage, ChatPrompt
 from kvhive.router.frontend import (
     Delta,
     Finished,
@@ -31,14 +32,7 @@ from kvhive.router.frontend import (
     TokenLogprobs,
     Usage,
 )
-from kvhive.router.request import (
-    ChatMessage,
-    ChatPrompt,
-    GenerateRequest,
-    Prompt,
-    TextPrompt,
-    TokenPrompt,
-)
+from kvhive.router.request import GenerateRequest, Prompt, TextPrompt, TokenPrompt
 from kvhive.router.sampling_params import SamplingParams
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Inference"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Generic, TypeVar
 
@@ -127,6 +127,10 @@ class MeteredFrontend:
     async def tokenize(self, prompt: Prompt, model: str = "") -> list[int]:
         """See TokenizingFrontend."""
         return await self._inner.tokenize(prompt, model)
+
+    async def detokenize(self, token_ids: Sequence[int], model: str = "") -> str:
+        """See TokenizingFrontend."""
+        return await self._inner.detokenize(token_ids, model)
 
     async def prewarm(self, request: GenerateRequest, workers: int) -> list[Usage]:
         """See TokenizingFrontend."""

@@ -6,15 +6,16 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TypeVar
 
 from kvhive.proto.block_chain import chain_keys
 from kvhive.proto.block_hash import BlockHash, BlockKey, namespace_extras, pack_tokens, unpack_tokens
+from kvhive.router.chat.messages import ChatPrompt
 from kvhive.router.known_text import PartlyKnown
-from kvhive.router.request import ChatPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
+from kvhive.router.request import GenerateRequest, Prompt, TextPrompt, TokenPrompt
 from kvhive.router.tokenizer import TextTokenizer
 
 log = logging.getLogger(__name__)
@@ -83,6 +84,10 @@ class PromptPreparer:
     async def tokenize(self, prompt: Prompt) -> list[int]:
         """Tokenise only."""
         return await self._off_loop(lambda: unpack_tokens(self._tokenizer.complete(self._begun(prompt))))
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Return the text of ids, special tokens included."""
+        return await self._off_loop(lambda: self._tokenizer.decode(token_ids, skip_special_tokens=False))
 
     def _note_template(self, seconds: float) -> None:
         """A template that is slow several times in a row is rendered in threads from then on."""

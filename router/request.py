@@ -7,32 +7,31 @@ doors only translate spellings; what is allowed is decided here, once.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvhive.proto.errors import InvalidRequest
 from kvhive.proto.limits import (
     MAX_CACHE_NAME_CHARS,
     MAX_CHOICES,
+    MAX_PIN_TTL_S,
+    MAX_PINS,
     MAX_PRIORITY,
     MAX_REQUEST_ID_CHARS,
     MAX_TENANT_CHARS,
 )
-from kvhive.router.field_checks import check_chars, check_range, check_text, check_token_ids, spell_text
+from kvhive.router.chat.messages import ChatPrompt, check_chat
+from kvhive.router.field_checks import (
+    check_above_zero,
+    check_chars,
+    check_range,
+    check_text,
+    check_token_ids,
+    spell_text,
+)
 from kvhive.router.sampling_params import SamplingParams, check_min_tokens, check_sampling
 
-ROLES = ("system", "user", "assistant")
-MAX_MESSAGES = 4096
-"""Rendering is linear in messages; more than this is an error of the caller's, not a conversation."""
+MAX_PIN_TOKENS = 2**31 - 1
 _REQUEST_ID = re.compile(r"[!-~]*")
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
-    """One turn of a conversation."""
-
-    role: str
-    content: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +49,13 @@ class TokenPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """A conversation, rendered with the model's chat template."""
+class PromptPin:
+    """The beginning of a text, or of token ids, is to stay cached."""
 
-    messages: tuple[ChatMessage, ...]
+    ttl_s: float
+    """After its last use."""
+    tokens: int | None = None
+    """How much of it; None: all. Full blocks of that count."""
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
@@ -79,6 +81,8 @@ class GenerateRequest:
     """Higher goes first, and is refused later."""
     tenant: str = ""
     """Whose share of the cluster it takes, by the caller's own word."""
+    pins: tuple[PromptPin, ...] = ()
+    """What is to stay cached; a conversation says it by its breakpoints."""
     timeout_s: float | None = None
     """Seconds from now that the caller waits for the whole answer; None: as long as it takes."""
 
@@ -95,6 +99,7 @@ def validate_request(request: GenerateRequest, vocab_size: int, max_context: int
     check_request_id("request_id", request.request_id)
     check_range("n", request.n, 1, MAX_CHOICES)
     check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
+    _check_pins(request)
     check_sampling(request.sampling, vocab_size, max_context)
     match request.prompt:
         case TextPrompt(text):
@@ -104,22 +109,19 @@ def validate_request(request: GenerateRequest, vocab_size: int, max_context: int
         case TokenPrompt(token_ids):
             check_token_ids("token_ids", token_ids, vocab_size)
             check_prompt_length("token_ids", len(token_ids), max_context)
-        case ChatPrompt(messages):
-            check_messages(messages)
+        case ChatPrompt():
+            check_chat(request.prompt)
 
 
-def check_messages(messages: Sequence[ChatMessage]) -> None:
-    """Check a conversation: 1 to MAX_MESSAGES turns, known roles, well-formed text. Raises InvalidRequest."""
-    if not messages:
-        raise InvalidRequest("messages", "must not be empty")
-    if len(messages) > MAX_MESSAGES:
-        raise InvalidRequest("messages", f"must be at most {MAX_MESSAGES} messages, is {len(messages)}")
-    for index, message in enumerate(messages):
-        if message.role not in ROLES:
-            raise InvalidRequest(
-                f"messages[{index}].role", f"must be one of {', '.join(ROLES)}, is {spell_text(message.role)}"
-            )
-        check_text(f"messages[{index}].content", message.content)
+def _check_pins(request: GenerateRequest) -> None:
+    if len(request.pins) > MAX_PINS:
+        raise InvalidRequest("pins", f"must be at most {MAX_PINS}, is {len(request.pins)}")
+    if request.pins and isinstance(request.prompt, ChatPrompt):
+        raise InvalidRequest("pins", "must not be given with messages, which have breakpoints")
+    for index, pin in enumerate(request.pins):
+        check_above_zero(f"pins[{index}].ttl_s", pin.ttl_s, MAX_PIN_TTL_S)
+        if pin.tokens is not None:
+            check_range(f"pins[{index}].tokens", pin.tokens, 1, MAX_PIN_TOKENS)
 
 
 def check_prompt_length(name: str, prompt_tokens: int, max_context: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from kvhive.proto.errors import InvalidRequest
 from kvhive.proto.limits import (
@@ -21,6 +22,15 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 """Bounds the text that may have to be held back from a stream."""
 MAX_STOP_TOKEN_IDS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the whole output must be."""
+
+    kind: Literal["json_object", "json_schema", "regex", "lark"]
+    text: str = ""
+    """The schema as JSON, the expression, or the grammar in llguidance's dialect of Lark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +66,8 @@ class SamplingParams:
     """Report log-probabilities of output tokens, with so many alternatives; None reports nothing."""
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens; such a request takes nothing from the cache."""
+    grammar: Grammar | None = None
+    """None leaves the output free."""
     speculate: bool = True
     """Whether drafts may be tried; they never change what is generated."""
 

@@ -15,11 +15,11 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from kvhive.proto.block_hash import unpack_tokens
 from kvhive.proto.errors import InvalidRequest, ModelError
-from kvhive.router.chat_template import ChatTemplate
+from kvhive.router.chat.messages import ChatMessage
+from kvhive.router.chat.template import ChatTemplate
 from kvhive.router.gguf_tokenizer import load_gguf_tokenizer
 from kvhive.router.hf_tokenizer import load_hf_tokenizer
 from kvhive.router.known_text import KnownText, PartlyKnown
-from kvhive.router.request import ChatMessage
 from kvhive.router.tokenizer_parts import TokenizerParts
 
 

@@ -35,7 +35,7 @@ BAD = [
     (pb.GenerateRequest(chat=pb.Chat()), "messages: must not be empty"),
     (
         pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(role="robot", content="x")])),
-        "messages[0].role: must be one of system, user, assistant, is 'robot'",
+        "messages[0].role: must be one of system, user, assistant, tool, is 'robot'",
     ),
     (pb.GenerateRequest(text="hi", model="gpt"), "model: must be 'SmolLM2-135M-Instruct.Q4_1', is 'gpt'"),
     (sampling(max_tokens=0), "max_tokens: must be between 1 and 8192, is 0"),

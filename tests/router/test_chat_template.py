@@ -8,8 +8,8 @@ from datetime import datetime
 import pytest
 
 from kvhive.proto.errors import InvalidRequest, ModelError
-from kvhive.router.chat_template import ChatTemplate
-from kvhive.router.request import ChatMessage
+from kvhive.router.chat.messages import ChatMessage
+from kvhive.router.chat.template import ChatTemplate
 
 HI = [ChatMessage("user", "hi <b>&'\"</b> é")]
 LONG = [ChatMessage("user" if i % 2 == 0 else "assistant", f"turn {i}") for i in range(9)]

@@ -20,7 +20,7 @@ from router_rig import BLOCK, Answer, RouterRig, running_router
 
 from kvhive.proto.errors import Unavailable
 from kvhive.router.frontend import Delta, TokenLogprobs, Usage
-from kvhive.router.openai_echo import echoed
+from kvhive.router.openai.echo import echoed
 from kvhive.router.request import GenerateRequest, TokenPrompt
 from kvhive.router.sampling_params import SamplingParams
 from kvhive.scripts.embedded_redis import EmbeddedRedis

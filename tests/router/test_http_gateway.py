@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from scripted_frontend import ScriptedFrontend
 
 from kvhive.router.http_gateway import HttpServer
-from kvhive.router.openai_api import create_app
+from kvhive.router.openai.api import create_app
 
 
 async def test_the_official_client_lists_models(openai_client: openai.AsyncOpenAI) -> None:

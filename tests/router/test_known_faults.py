@@ -23,8 +23,9 @@ from worker_rig import METADATA
 
 from kvhive.proto.kv_events import EventBatch
 from kvhive.proto.v1 import worker_pb2
+from kvhive.router.chat.messages import ChatMessage, ChatPrompt
 from kvhive.router.kv_index_mirror import SWEEP_KEYS, KvIndexMirror
-from kvhive.router.request import ChatMessage, ChatPrompt, GenerateRequest
+from kvhive.router.request import GenerateRequest
 from kvhive.router.sampling_params import SamplingParams
 from kvhive.router.worker_registry import WorkerView
 from kvhive.scripts.embedded_redis import EmbeddedRedis

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 
 from kvhive.proto.errors import InvalidRequest, KvhiveError, Overloaded, Unavailable
+from kvhive.router.chat.messages import ChatMessage, ChatPrompt
 from kvhive.router.frontend import Delta, TokenLogprobs, TokenPiece, Usage
 from kvhive.router.http_body import BodyTooLarge, parse_object
-from kvhive.router.openai_events import sse_event
-from kvhive.router.openai_fields import CompletionRequest
-from kvhive.router.openai_logprobs import logprob_entries
-from kvhive.router.openai_request import parse_chat_completion
-from kvhive.router.openai_response import (
+from kvhive.router.openai.chat_request import parse_chat_completion
+from kvhive.router.openai.events import sse_event
+from kvhive.router.openai.fields import CompletionRequest
+from kvhive.router.openai.logprobs import logprob_entries
+from kvhive.router.openai.response import (
     ChatShape,
     WholeChoice,
     describe_error,
     error_response,
 )
-from kvhive.router.request import ChatMessage, ChatPrompt
 from kvhive.router.sampling_params import SamplingParams
 
 HI = [{"role": "user", "content": "hi"}]

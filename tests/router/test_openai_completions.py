@@ -16,9 +16,9 @@ from scripted_frontend import ScriptedFrontend
 
 from kvhive.proto.errors import InvalidRequest
 from kvhive.proto.v1 import inference_pb2 as pb
-from kvhive.router.openai_fields import CompletionRequest
-from kvhive.router.openai_text_request import MAX_PROMPTS, parse_text_completion
-from kvhive.router.openai_text_response import TextOffsets
+from kvhive.router.openai.fields import CompletionRequest
+from kvhive.router.openai.text_request import MAX_PROMPTS, parse_text_completion
+from kvhive.router.openai.text_response import TextOffsets
 from kvhive.router.request import TextPrompt, TokenPrompt
 from kvhive.router.sampling_params import SamplingParams
 from kvhive.scripts.embedded_redis import EmbeddedRedis

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kvhive.router.openai_events import NewsEvents, sse_event
-from kvhive.router.openai_response import ChatShape
-from kvhive.router.openai_text_response import TextShape
+from kvhive.router.openai.events import NewsEvents, sse_event
+from kvhive.router.openai.response import ChatShape
+from kvhive.router.openai.text_response import TextShape
 
 TEXTS = [
     "",

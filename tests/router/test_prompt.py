@@ -13,6 +13,7 @@ from tiny_tokenizer import save_tokenizer
 
 from kvhive.proto.block_hash import pack_tokens, root_hash
 from kvhive.proto.errors import InvalidRequest
+from kvhive.router.chat.messages import ChatMessage, ChatPrompt
 from kvhive.router.prompt import (
     SHORT_CHARS,
     SHORT_MESSAGES,
@@ -21,7 +22,7 @@ from kvhive.router.prompt import (
     UNKNOWN_CHARS,
     PromptPreparer,
 )
-from kvhive.router.request import ChatMessage, ChatPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
+from kvhive.router.request import GenerateRequest, Prompt, TextPrompt, TokenPrompt
 from kvhive.router.tokenizer import TextTokenizer
 
 

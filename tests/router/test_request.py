@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from kvhive.proto.errors import InvalidRequest
+from kvhive.router.chat.messages import ChatMessage, ChatPrompt
 from kvhive.router.request import (
-    ChatMessage,
-    ChatPrompt,
     GenerateRequest,
     Prompt,
     TextPrompt,
@@ -121,8 +120,8 @@ def test_sampling_limits(sampling: SamplingParams, message: str) -> None:
         (ChatPrompt(()), "messages: must not be empty"),
         (ChatPrompt((ChatMessage("user", "x"),) * 4097), "messages: must be at most 4096 messages, is 4097"),
         (
-            ChatPrompt((ChatMessage("user", "x"), ChatMessage("tool", "x"))),
-            "messages[1].role: must be one of system, user, assistant, is 'tool'",
+            ChatPrompt((ChatMessage("user", "x"), ChatMessage("owner", "x"))),
+            "messages[1].role: must be one of system, user, assistant, tool, is 'owner'",
         ),
         (
             ChatPrompt((ChatMessage("user", "\ud83d"),)),

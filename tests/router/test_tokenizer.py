@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kvhive.proto.errors import InvalidRequest, ModelError
-from kvhive.router.request import ChatMessage
+from kvhive.router.chat.messages import ChatMessage
 from kvhive.router.tokenizer import TextTokenizer
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<repo_name>", "<reponame>", "<file_sep>"]
@@ -202,7 +202,7 @@ def test_a_model_without_a_template_refuses_chat(hf_directory: Path, tmp_path: P
 def test_the_router_never_imports_torch(demo_gguf: Path, hf_directory: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from kvhive.router.tokenizer import TextTokenizer;"
-        "from kvhive.router.request import ChatMessage;"
+        "from kvhive.router.chat.messages import ChatMessage;"
         "import kvhive.router.http_gateway;"
         "[TextTokenizer.load(Path(p)).encode_chat([ChatMessage('user', 'hi')]) for p in sys.argv[1:]];"
         "bad = {'torch', 'transformers', 'ray', 'kvhive.worker'} & set(sys.modules); assert not bad, bad"

@@ -17,7 +17,7 @@ from kvhive.proto.v1 import inference_pb2_grpc
 from kvhive.router.grpc_service import InferenceService
 from kvhive.router.http_gateway import HttpServer
 from kvhive.router.metrics import MeteredFrontend, RequestMetrics
-from kvhive.router.openai_api import create_app
+from kvhive.router.openai.api import create_app
 
 MODEL_VOCABULARY = 49152
 

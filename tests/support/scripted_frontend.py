@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 from kvhive.proto.errors import ComputeError, InvalidRequest, Overloaded, TimedOut, Unavailable
+from kvhive.router.chat.messages import ChatPrompt
 from kvhive.router.frontend import Delta, Finished, GenerationEvent, ModelInfo, Started, TokenPiece, Usage
-from kvhive.router.request import ChatPrompt, GenerateRequest, Prompt, TextPrompt, validate_request
+from kvhive.router.request import GenerateRequest, Prompt, TextPrompt, validate_request
 
 REFUSALS = {
     "busy": Overloaded("full"),
@@ -67,6 +68,9 @@ class ScriptedFrontend:
         if verb == "refuse":
             raise REFUSALS[words[0]]
         return [len(word) for word in words]
+
+    async def detokenize(self, token_ids: Sequence[int], model: str = "") -> str:
+        return " ".join(map(str, token_ids))
 
     async def prewarm(self, request: GenerateRequest, workers: int) -> list[Usage]:
         verb, *words = text_of(request.prompt).split()

@@ -9,7 +9,7 @@ from real_engine import RealEngine, request
 from tiny_models import tiny, write_gguf
 from tiny_tokenizer import BOS, EOS, EOT, MERGES, SPECIAL, TEMPLATE, save_tokenizer, words
 
-from kvhive.router.request import ChatMessage
+from kvhive.router.chat.messages import ChatMessage
 from kvhive.router.tokenizer import TextTokenizer
 from kvhive.worker.sequence import FinishReason
 

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 from kvhive.proto.errors import InvalidRequest, KvhiveError, NotNow, Overloaded, TimedOut, Unavailable
 from kvhive.router.frontend import FinishReason, ModelInfo, Usage
 from kvhive.router.http_body import BodyTimeout, BodyTooLarge
-from kvhive.router.openai_logprobs import logprobs_body
+from kvhive.router.openai.logprobs import logprobs_body
 
 RETRY_AFTER_S = 1.0
 """What Retry-After says where nobody knows better."""

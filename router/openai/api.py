@@ -18,10 +18,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kvhive.proto.errors import InvalidRequest, KvhiveError
 from kvhive.router.frontend import ModelInfo, TokenizingFrontend
 from kvhive.router.http_body import OFF_LOOP_BYTES, BodyTimeout, parse_object, read_body
-from kvhive.router.openai_exchange import CompletionExchange
-from kvhive.router.openai_fields import CACHE_KEY_HEADER, CompletionRequest, with_cache_key
-from kvhive.router.openai_request import parse_chat_completion
-from kvhive.router.openai_response import (
+from kvhive.router.openai.chat_request import parse_chat_completion
+from kvhive.router.openai.exchange import CompletionExchange
+from kvhive.router.openai.fields import CACHE_KEY_HEADER, CompletionRequest, with_cache_key
+from kvhive.router.openai.response import (
     AnswerShape,
     ChatShape,
     error_body,
@@ -29,8 +29,8 @@ from kvhive.router.openai_response import (
     model_body,
     model_not_found,
 )
-from kvhive.router.openai_text_request import parse_text_completion
-from kvhive.router.openai_text_response import TextShape
+from kvhive.router.openai.text_request import parse_text_completion
+from kvhive.router.openai.text_response import TextShape
 from kvhive.router.request import check_request_id
 
 DEFAULT_MAX_BODY_BYTES = 16 * 1024 * 1024

@@ -16,11 +16,11 @@ from starlette.types import Receive, Scope, Send
 from kvhive.proto.errors import InvalidRequest, KvhiveError, Unavailable
 from kvhive.router.frontend import Delta, Finished, GenerationEvent, Started, TokenizingFrontend
 from kvhive.router.joined_answers import joined, listed
-from kvhive.router.openai_echo import echoed
-from kvhive.router.openai_events import DONE_EVENT, NewsEvents, sse_event
-from kvhive.router.openai_fields import CompletionRequest
-from kvhive.router.openai_logprobs import logprob_entries
-from kvhive.router.openai_response import AnswerShape, WholeChoice, describe_error, error_response
+from kvhive.router.openai.echo import echoed
+from kvhive.router.openai.events import DONE_EVENT, NewsEvents, sse_event
+from kvhive.router.openai.fields import CompletionRequest
+from kvhive.router.openai.logprobs import logprob_entries
+from kvhive.router.openai.response import AnswerShape, WholeChoice, describe_error, error_response
 
 SEND_TIMEOUT_S = 60.0
 """A client that takes nothing for this long, and at most a quarter more, is gone: its stream must not hold a

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvhive.proto.errors import InvalidRequest
 from kvhive.router.http_body import json_type
-from kvhive.router.openai_fields import (
+from kvhive.router.openai.fields import (
     SPELLINGS,
     CompletionRequest,
     generate_request,

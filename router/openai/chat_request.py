@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvhive.proto.errors import InvalidRequest
+from kvhive.router.chat.messages import ChatMessage, ChatPrompt
 from kvhive.router.http_body import json_type
-from kvhive.router.openai_fields import (
+from kvhive.router.openai.fields import (
     SPELLINGS,
     CompletionRequest,
     generate_request,
@@ -16,7 +17,6 @@ from kvhive.router.openai_fields import (
     stream_fields,
     typed,
 )
-from kvhive.router.request import ChatMessage, ChatPrompt
 from kvhive.router.sampling_params import check_logprobs
 
 _SUPPORTED = {"messages", "max_completion_tokens", "top_logprobs"}

@@ -27,7 +27,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kvhive.proto.errors import InvalidRequest, ModelError
-from kvhive.router.request import ChatMessage
+from kvhive.router.chat.messages import ChatMessage
 
 MAX_RENDERED_CHARS = 64 * 1024 * 1024
 """Four times the largest request body by default: a template that inflates more than that is broken."""

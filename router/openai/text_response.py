@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from kvhive.router.frontend import FinishReason, Usage
-from kvhive.router.openai_response import WholeChoice, usage_body
+from kvhive.router.openai.response import WholeChoice, usage_body
 
 
 class TextOffsets:

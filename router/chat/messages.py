@@ -1,0 +1,156 @@
+"""A conversation as all doors hand it on: messages, the tools it may call, and where its cache is to last.
+
+Every check is a pure function that raises InvalidRequest naming the field, the limit and the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kvhive.proto.errors import InvalidRequest
+from kvhive.proto.limits import MAX_PIN_TTL_S, MAX_PINS
+from kvhive.router.field_checks import check_above_zero, check_text, spell_text
+
+ROLES = ("system", "user", "assistant", "tool")
+MAX_MESSAGES = 4096
+"""Rendering is linear in messages; more than this is an error of the caller's, not a conversation."""
+MAX_TOOLS = 256
+MAX_TOOL_CALLS = 256
+"""Of one message."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """What a model asks of a tool."""
+
+    id: str
+    """Names it in the tool's answer."""
+    name: str
+    arguments: str
+    """A JSON object, spelled as the model wrote it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Of an assistant."""
+    tool_call_id: str = ""
+    """The call that a tool answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call."""
+
+    name: str
+    description: str
+    parameters: str
+    """A JSON Schema of its arguments, as JSON: an object."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Whether tools are to be called, and which."""
+
+    mode: Literal["auto", "none", "required"] = "auto"
+    name: str = ""
+    """With `required`: the only one that may be called."""
+    parallel: bool = True
+    """Whether one turn may call several."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheBreakpoint:
+    """The prompt up to here is to stay cached."""
+
+    ttl_s: float
+    """After its last use."""
+    message: int | None = None
+    """It ends in this message; None: after the tools, before the first message that is not theirs."""
+    chars: int | None = None
+    """... after so many characters of its content; None: after all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation, rendered with the model's chat template."""
+
+    messages: tuple[ChatMessage, ...]
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = ToolChoice()
+    breakpoints: tuple[CacheBreakpoint, ...] = ()
+    """In the order of the prompt."""
+
+
+def check_chat(prompt: ChatPrompt) -> None:
+    """Check a conversation. Raises InvalidRequest."""
+    check_messages(prompt.messages)
+    _check_tools(prompt)
+    _check_breakpoints(prompt)
+
+
+def check_messages(messages: Sequence[ChatMessage]) -> None:
+    """Check messages: 1 to MAX_MESSAGES turns, known roles, well-formed text. Raises InvalidRequest."""
+    if not messages:
+        raise InvalidRequest("messages", "must not be empty")
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidRequest("messages", f"must be at most {MAX_MESSAGES} messages, is {len(messages)}")
+    for index, message in enumerate(messages):
+        if message.role not in ROLES:
+            raise InvalidRequest(
+                f"messages[{index}].role", f"must be one of {', '.join(ROLES)}, is {spell_text(message.role)}"
+            )
+        check_text(f"messages[{index}].content", message.content)
+        _check_calls(f"messages[{index}]", message)
+
+
+def _check_calls(where: str, message: ChatMessage) -> None:
+    if message.tool_calls and message.role != "assistant":
+        raise InvalidRequest(f"{where}.tool_calls", f"must be an assistant's, is a {message.role}'s")
+    if message.tool_call_id and message.role != "tool":
+        raise InvalidRequest(f"{where}.tool_call_id", f"must be a tool's, is a {message.role}'s")
+    if len(message.tool_calls) > MAX_TOOL_CALLS:
+        raise InvalidRequest(
+            f"{where}.tool_calls", f"must be at most {MAX_TOOL_CALLS} calls, is {len(message.tool_calls)}"
+        )
+    for index, call in enumerate(message.tool_calls):
+        for name, text in (("id", call.id), ("name", call.name), ("arguments", call.arguments)):
+            check_text(f"{where}.tool_calls[{index}].{name}", text)
+    check_text(f"{where}.tool_call_id", message.tool_call_id)
+
+
+def _check_tools(prompt: ChatPrompt) -> None:
+    tools, choice = prompt.tools, prompt.tool_choice
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequest("tools", f"must be at most {MAX_TOOLS} tools, is {len(tools)}")
+    names = [tool.name for tool in tools]
+    for index, tool in enumerate(tools):
+        for name, text in (("name", tool.name), ("description", tool.description)):
+            check_text(f"tools[{index}].{name}", text)
+        if not tool.name:
+            raise InvalidRequest(f"tools[{index}].name", "must not be empty")
+        if names.index(tool.name) != index:
+            raise InvalidRequest(f"tools[{index}].name", f"must be unique, {spell_text(tool.name)} is not")
+    if choice.mode == "required" and not tools:
+        raise InvalidRequest("tool_choice", "requires a call, but there are no tools")
+    if choice.name and choice.name not in names:
+        raise InvalidRequest("tool_choice", f"must name one of the tools, is {spell_text(choice.name)}")
+
+
+def _check_breakpoints(prompt: ChatPrompt) -> None:
+    if len(prompt.breakpoints) > MAX_PINS:
+        raise InvalidRequest(
+            "cache_control", f"must be at most {MAX_PINS} breakpoints, is {len(prompt.breakpoints)}"
+        )
+    for point in prompt.breakpoints:
+        check_above_zero("cache_control.ttl", point.ttl_s, MAX_PIN_TTL_S)
+        if point.message is not None and not 0 <= point.message < len(prompt.messages):
+            raise InvalidRequest(
+                "cache_control", f"must be in one of {len(prompt.messages)} messages, is in {point.message}"
+            )

@@ -1,0 +1,1 @@
+"""The HTTP door in OpenAI's dialect."""
