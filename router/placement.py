@@ -112,6 +112,11 @@ class Placer:
         self._clock = clock
         self._fleet = Fleet(state.loads)
 
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self._block_size
+
     def place(
         self,
         request_id: str,
