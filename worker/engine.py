@@ -46,6 +46,7 @@ class Output:
     finish: FinishReason | None = None
     error: KvhiveError | None = None
     pulled_tokens: int = 0
+    pins_refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +263,7 @@ class Engine:
                         seq.accepted,
                         finish,
                         pulled_tokens=seq.pulled_tokens,
+                        pins_refused=seq.pins_refused,
                     )
                 )
             if finish is not None:
@@ -296,6 +298,7 @@ class Engine:
             blocks_live=usage.live,
             blocks_cached=usage.cached,
             blocks_free=usage.free,
+            blocks_pinned=self._manager.pool.leases.total,
             victim_reuse=self._manager.pool.reuse.share,
             answer_tokens=forecast.answer_tokens,
             growth_tokens=forecast.growth_tokens,

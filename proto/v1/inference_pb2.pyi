@@ -312,7 +312,7 @@ class KeptPrefix(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., ttl_s: _Optional[float] = ..., kept: _Optional[bool] = ...) -> None: ...
 
 class PrewarmRequest(_message.Message):
-    __slots__ = ("model", "text", "token_ids", "chat", "cache_salt", "cache_key", "workers", "pins", "tenant")
+    __slots__ = ("model", "text", "token_ids", "chat", "cache_salt", "cache_key", "workers", "ttl_s", "tenant")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -320,7 +320,7 @@ class PrewarmRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     CACHE_KEY_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
-    PINS_FIELD_NUMBER: _ClassVar[int]
+    TTL_S_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
@@ -329,9 +329,9 @@ class PrewarmRequest(_message.Message):
     cache_salt: str
     cache_key: str
     workers: int
-    pins: _containers.RepeatedCompositeFieldContainer[Pin]
+    ttl_s: float
     tenant: str
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., cache_salt: _Optional[str] = ..., cache_key: _Optional[str] = ..., workers: _Optional[int] = ..., pins: _Optional[_Iterable[_Union[Pin, _Mapping]]] = ..., tenant: _Optional[str] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., cache_salt: _Optional[str] = ..., cache_key: _Optional[str] = ..., workers: _Optional[int] = ..., ttl_s: _Optional[float] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class PrewarmResponse(_message.Message):
     __slots__ = ("prompt_tokens", "workers")
@@ -353,9 +353,9 @@ class Prewarmed(_message.Message):
     cached_tokens: int
     pulled_tokens: int
     written_tokens: int
-    kept: _containers.RepeatedCompositeFieldContainer[KeptPrefix]
+    kept: bool
     not_kept: str
-    def __init__(self, worker_id: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., pulled_tokens: _Optional[int] = ..., written_tokens: _Optional[int] = ..., kept: _Optional[_Iterable[_Union[KeptPrefix, _Mapping]]] = ..., not_kept: _Optional[str] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., pulled_tokens: _Optional[int] = ..., written_tokens: _Optional[int] = ..., kept: _Optional[bool] = ..., not_kept: _Optional[str] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "text", "chat")
@@ -572,16 +572,18 @@ class WorkerInfo(_message.Message):
     def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ..., address: _Optional[str] = ..., device: _Optional[str] = ..., pid: _Optional[int] = ..., blocks: _Optional[_Union[Blocks, _Mapping]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., prefix_query_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., indexed_blocks: _Optional[int] = ..., routable: _Optional[bool] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., pulled_tokens: _Optional[int] = ..., pulls: _Optional[int] = ..., pull_fallbacks: _Optional[int] = ..., pull_latency_s: _Optional[float] = ..., pull_bytes_per_s: _Optional[float] = ..., pull_crossover_blocks: _Optional[int] = ...) -> None: ...
 
 class Blocks(_message.Message):
-    __slots__ = ("total", "live", "cached", "free")
+    __slots__ = ("total", "live", "cached", "free", "pinned")
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     LIVE_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
     FREE_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
     total: int
     live: int
     cached: int
     free: int
-    def __init__(self, total: _Optional[int] = ..., live: _Optional[int] = ..., cached: _Optional[int] = ..., free: _Optional[int] = ...) -> None: ...
+    pinned: int
+    def __init__(self, total: _Optional[int] = ..., live: _Optional[int] = ..., cached: _Optional[int] = ..., free: _Optional[int] = ..., pinned: _Optional[int] = ...) -> None: ...
 
 class IndexInfo(_message.Message):
     __slots__ = ("staleness_s", "blocks", "resyncs", "connected")
