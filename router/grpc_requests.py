@@ -6,7 +6,7 @@ A field that was not sent takes its default here; one that was sent as 0 stays 0
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from kvhive.proto.errors import InvalidRequest
 from kvhive.proto.v1 import inference_pb2 as pb
@@ -25,8 +25,6 @@ DEFAULT_TTL_S = 300.0
 """Of a pin or a breakpoint that does not say how long."""
 NO_PARAMETERS = '{"type": "object", "properties": {}}'
 """Of a tool that does not say what it takes."""
-
-Pinning: TypeAlias = pb.GenerateRequest | pb.PrewarmRequest
 
 _MODES: dict[int, Literal["auto", "none", "required"]] = {
     pb.ToolChoice.AUTO: "auto",
@@ -47,7 +45,7 @@ def generate_request(wire: pb.GenerateRequest, timeout_s: float | None) -> Gener
         n=wire.n if wire.HasField("n") else 1,
         priority=wire.priority,
         tenant=wire.tenant,
-        pins=_pins(wire),
+        pins=tuple(map(_pin, wire.pins)),
         timeout_s=timeout_s,
     )
 
@@ -60,7 +58,6 @@ def prewarm_request(wire: pb.PrewarmRequest) -> GenerateRequest:
         cache_salt=wire.cache_salt,
         cache_key=wire.cache_key,
         tenant=wire.tenant,
-        pins=_pins(wire),
     )
 
 
@@ -116,8 +113,8 @@ def _breakpoints(wire: pb.Chat) -> Iterable[CacheBreakpoint]:
             yield CacheBreakpoint(_ttl_s(message.cache_control), index)
 
 
-def _pins(wire: Pinning) -> tuple[PromptPin, ...]:
-    return tuple(PromptPin(_ttl_s(pin), pin.tokens if pin.HasField("tokens") else None) for pin in wire.pins)
+def _pin(wire: pb.Pin) -> PromptPin:
+    return PromptPin(_ttl_s(wire), wire.tokens if wire.HasField("tokens") else None)
 
 
 def _ttl_s(wire: pb.Pin | pb.CacheControl) -> float:

@@ -96,7 +96,7 @@ def _prewarmed(usage: Usage) -> pb.Prewarmed:
         cached_tokens=usage.cached_tokens,
         pulled_tokens=usage.pulled_tokens,
         written_tokens=usage.written_tokens,
-        kept=map(_kept, usage.kept),
+        kept=bool(usage.kept) and not usage.not_kept,
         not_kept=usage.not_kept,
     )
 

@@ -89,12 +89,9 @@ def test_breakpoints_stand_in_the_order_of_the_prompt() -> None:
     assert prompt.breakpoints == (CacheBreakpoint(DEFAULT_TTL_S), CacheBreakpoint(60.0, 0))
 
 
-@pytest.mark.parametrize("message", [pb.GenerateRequest, pb.PrewarmRequest])
-def test_a_pin_of_0_is_not_a_pin_that_leaves_it_open(message: Any) -> None:
-    wire = message(text="x", pins=[pb.Pin(), pb.Pin(ttl_s=0, tokens=0), pb.Pin(tokens=32)], tenant="t")
-    request = prewarm_request(wire) if message is pb.PrewarmRequest else generate_request(wire, None)
+def test_a_pin_of_0_is_not_a_pin_that_leaves_it_open() -> None:
+    request = asked(text="x", pins=[pb.Pin(), pb.Pin(ttl_s=0, tokens=0), pb.Pin(tokens=32)])
     assert request.pins == (PromptPin(DEFAULT_TTL_S), PromptPin(0.0, 0), PromptPin(DEFAULT_TTL_S, 32))
-    assert request.tenant == "t"
 
 
 @pytest.mark.parametrize(
@@ -122,8 +119,12 @@ def test_every_field_of_a_request_is_translated() -> None:
     known = {"model", "text", "token_ids", "chat", "sampling", "cache_salt", "cache_key", "request_id", "n"}
     known |= {"priority", "tenant", "pins", "response_format"}
     assert {field.name for field in pb.GenerateRequest.DESCRIPTOR.fields} == known
-    known -= {"sampling", "request_id", "n", "priority", "response_format"}
-    assert {field.name for field in pb.PrewarmRequest.DESCRIPTOR.fields} == known | {"workers"}
+    known -= {"sampling", "request_id", "n", "priority", "response_format", "pins"}
+    assert {field.name for field in pb.PrewarmRequest.DESCRIPTOR.fields} == known | {"workers", "ttl_s"}
+    request = prewarm_request(
+        pb.PrewarmRequest(text="x", cache_key="k", cache_salt="s", tenant="t", model="m")
+    )
+    assert (request.cache_key, request.cache_salt, request.tenant, request.model) == ("k", "s", "t", "m")
 
 
 def test_tool_calls_and_the_stop_string_come_back() -> None:
@@ -150,7 +151,7 @@ def test_what_was_kept_comes_back() -> None:
     assert list(response.finished.usage.kept) == kept
     assert response.finished.usage.not_kept == "over_budget"
     (worker,) = prewarm_response([usage]).workers
-    assert worker == pb.Prewarmed(worker_id="w1", kept=kept, not_kept="over_budget")
+    assert worker == pb.Prewarmed(worker_id="w1", kept=False, not_kept="over_budget")
 
 
 def test_a_long_prompts_log_probabilities_come_in_messages_that_any_client_takes() -> None:
