@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from kvhive.proto.errors import InvalidRequest, NotNow, Overloaded, TimedOut, Unavailable
 from kvhive.router.admission import Admission
+from kvhive.router.decision_ledger import DecisionLedger
 from kvhive.router.dispatch_counters import DispatchCounters
 from kvhive.router.field_checks import check_token_ids
 from kvhive.router.frontend import Delta, GenerationEvent, ModelInfo, Started, TokenPiece, Usage
@@ -24,6 +25,7 @@ from kvhive.router.held_requests import RETRY_S, HeldRequests, Waiting
 from kvhive.router.merged_streams import merged
 from kvhive.router.output_text import OutputText
 from kvhive.router.patience import Patience
+from kvhive.router.pins import asked_pins
 from kvhive.router.placement import NobodyServes, Placement, Placer, PullSource, RoutingState, Terms, TooLate
 from kvhive.router.prewarm import Run, prewarmed
 from kvhive.router.prompt import PromptPreparer
@@ -61,6 +63,7 @@ class DispatchLimits:
     hold_s: float = 0.0
     ttft_goal_s: float = math.inf
     """What first tokens are counted by; it limits nothing."""
+    min_pinned_tokens: int = 0
 
 
 class Dispatcher:
@@ -84,6 +87,7 @@ class Dispatcher:
         self._admission = Admission(limits.max_concurrent, clock)
         self._held = HeldRequests(limits.max_held, limits.hold_s, self._may_place)
         self.counters = DispatchCounters()
+        self.ledger = DecisionLedger(self._placer.block_size, clock)
 
     @property
     def in_flight(self) -> int:
@@ -187,6 +191,7 @@ class Dispatcher:
             stop_token_ids=sorted({*ends, *sampling.stop_token_ids}),
             arrived=arrived,
             waiting_since=arrived,
+            pins=asked_pins(prompt.pins, self._placer.block_size, self._limits.min_pinned_tokens),
         )
 
     async def _run(self, generation: Generation) -> AsyncGenerator[GenerationEvent, None]:
@@ -245,9 +250,16 @@ class Dispatcher:
             raise Overloaded(
                 f"{error} ({patience.bound(now)})", cause=error.cause, retry_after_s=error.retry_after_s
             ) from error
-        if generation.pull_from is None:
-            return placement
-        return replace(placement, source=generation.pull_from)
+        if generation.pull_from is not None:
+            placement = replace(placement, source=generation.pull_from)
+        generation.decision = self.ledger.note(
+            generation.request_id,
+            request.tenant,
+            len(generation.prompt.token_ids),
+            placement,
+            generation.failovers + generation.passes,
+        )
+        return placement
 
     async def _hold(self, generation: Generation, until: float) -> None:
         """Wait until somebody serves; those that it had may be tried again then."""
