@@ -146,6 +146,8 @@ class RouterConfig:
     """How long blocks that a just-routed request will create count before they are confirmed."""
     template_timeout_s: float = 2.0
     """Longest a chat template may take to render."""
+    tool_format: str = "auto"
+    """How the model writes calls of tools: one of docs/tools.md, `none`, or `auto`, by its chat template."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,7 +180,15 @@ def _dispatcher(
         ttft_goal_s=config.autoscaling.ttft_goal_s,
     )
     preparer = PromptPreparer(tokenizer, root, block_size, executor)
-    return Dispatcher(model, (tokenizer, preparer), (state, placer), workers, limits, time.monotonic)
+    return Dispatcher(
+        model,
+        (tokenizer, preparer),
+        (state, placer),
+        workers,
+        limits,
+        time.monotonic,
+        config.router.tool_format,
+    )
 
 
 async def _keep_house(doors: Doors, registry: WorkerRegistry, workers: GrpcWorkerClient) -> None:

@@ -16,6 +16,9 @@ from dataclasses import dataclass, replace
 
 from kvhive.proto.errors import InvalidRequest, NotNow, Overloaded, TimedOut, Unavailable
 from kvhive.router.admission import Admission
+from kvhive.router.chat.tools.by_name import AUTO, tool_form
+from kvhive.router.chat.tools.tool_use import ToolReading, ToolUse
+from kvhive.router.choice_output import ChoiceOutput
 from kvhive.router.dispatch_counters import DispatchCounters
 from kvhive.router.field_checks import check_token_ids
 from kvhive.router.frontend import Delta, GenerationEvent, ModelInfo, Started, TokenPiece, Usage
@@ -74,9 +77,13 @@ class Dispatcher:
         workers: WorkerClient,
         limits: DispatchLimits,
         clock: Callable[[], float],
+        tool_format: str = AUTO,
     ) -> None:
+        """Put it together. Raises ConfigError when there is no `tool_format` of this name."""
         self._model = model
         self._tokenizer, self._preparer = text
+        form = tool_form(tool_format, self._tokenizer.chat_template, self._tokenizer.has_token)
+        self._tool_use = ToolUse(form, self._tokenizer)
         self._state, self._placer = routing
         self._workers = workers
         self._limits = limits
@@ -164,6 +171,7 @@ class Dispatcher:
         model = self._model
         validate_request(request, model.vocab_size, model.max_context)
         self._check_model(request.model)
+        request, reading = await self._tool_use.prepare(request)
         prompt = await self._preparer.prepare(request)
         check_prompt_length("prompt", len(prompt.token_ids), model.max_context)
         await self._state.index.prepare(prompt.keys)
@@ -177,14 +185,16 @@ class Dispatcher:
             prompt=prompt,
             max_tokens=resolve_max_tokens(len(prompt.token_ids), sampling, model.max_context),
             seed=secrets.randbits(64) if sampling.seed is None else sampling.seed,
-            choices=[
-                Choice(i, OutputText(self._tokenizer, sampling.stop, sampling.min_tokens))
-                for i in range(request.n)
-            ],
+            choices=[Choice(i, self._output(request, reading)) for i in range(request.n)],
             stop_token_ids=sorted({*ends, *sampling.stop_token_ids}),
             arrived=arrived,
             waiting_since=arrived,
         )
+
+    def _output(self, request: GenerateRequest, reading: ToolReading | None) -> ChoiceOutput:
+        sampling = request.sampling
+        shown, parser = (None, None) if reading is None else (reading.shown, reading.parser())
+        return ChoiceOutput(OutputText(self._tokenizer, sampling.stop, sampling.min_tokens, shown), parser)
 
     async def _run(self, generation: Generation) -> AsyncGenerator[GenerationEvent, None]:
         """Place and stream until it is done, going on elsewhere when a worker is lost or full."""
