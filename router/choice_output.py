@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from kvhive.router.chat.messages import ToolCall
 from kvhive.router.chat.tools.parser import ToolCallParser
 from kvhive.router.frontend import ToolCallDelta
 from kvhive.router.output_text import OutputText
@@ -21,8 +20,6 @@ class ChoiceOutput:
         self._text = text
         self._calls = calls
         self._sated = False
-        self._said: list[str] = []
-        self._called: list[list[str]] = []
 
     @property
     def token_ids(self) -> list[int]:
@@ -44,21 +41,11 @@ class ChoiceOutput:
         """Whether a whole call came."""
         return self._calls is not None and self._calls.complete > 0
 
-    @property
-    def text(self) -> str:
-        """All that came of it and is no call."""
-        return "".join(self._said)
-
-    @property
-    def tool_calls(self) -> tuple[ToolCall, ...]:
-        """All calls that came; the last one may be cut."""
-        return tuple(ToolCall(id_, name, "".join(arguments)) for id_, name, *arguments in self._called)
-
     def push(self, token_ids: Sequence[int]) -> tuple[list[Piece], tuple[int, ...]]:
         """Take in tokens; return what is certain now, in order, and the tokens that count."""
         if self._calls is None:
             text, taken = self._text.push(token_ids)
-            return self._pieces([text]), taken
+            return _pieces([text]), taken
         found: list[str | ToolCallDelta] = []
         counted: list[int] = []
         for token_id in token_ids:  # one by one: what follows the end counts for nothing
@@ -68,7 +55,7 @@ class ChoiceOutput:
             counted += taken
             found += self._calls.push(text)
             self._sated = self._calls.sated and self._text.may_end
-        return self._pieces(found), tuple(counted)
+        return _pieces(found), tuple(counted)
 
     def finish(self) -> list[Piece]:
         """Return what was held back."""
@@ -76,23 +63,16 @@ class ChoiceOutput:
         if self._calls is not None:
             held = [] if self._sated else self._calls.push(str(rest[0]))
             rest = held + self._calls.finish()
-        return self._pieces(rest)
+        return _pieces(rest)
 
-    def _pieces(self, found: Iterable[str | ToolCallDelta]) -> list[Piece]:
-        """Note what was found, and put it together: as few pieces as keep its order."""
-        pieces: list[Piece] = []
-        for each in found:
-            text, calls = pieces[-1] if pieces else ("", ())
-            if isinstance(each, ToolCallDelta):
-                self._note(each)
-                pieces[-1:] = [(text, (*calls, each))]
-            elif each:
-                self._said.append(each)
-                pieces[-1:] = [(text + each, ())] if not calls else [(text, calls), (each, ())]
-        return pieces
 
-    def _note(self, call: ToolCallDelta) -> None:
-        if call.id:
-            self._called.append([call.id, call.name])
-        if call.arguments:
-            self._called[-1].append(call.arguments)
+def _pieces(found: Iterable[str | ToolCallDelta]) -> list[Piece]:
+    """Put what was found together: as few pieces as keep its order."""
+    pieces: list[Piece] = []
+    for each in found:
+        text, calls = pieces[-1] if pieces else ("", ())
+        if isinstance(each, ToolCallDelta):
+            pieces[-1:] = [(text, (*calls, each))]
+        elif each:
+            pieces[-1:] = [(text + each, ())] if not calls else [(text, calls), (each, ())]
+    return pieces

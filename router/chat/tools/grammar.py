@@ -12,8 +12,14 @@ from kvhive.router.chat.messages import Tool, ToolChoice
 from kvhive.router.chat.tools.form import CallShape, ToolForm
 from kvhive.router.sampling_params import Grammar
 
-SPELLING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""As models are taught to write arguments; and no room for white space without end."""
+SPELLING = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "coerce_one_of": False,
+    "lenient": False,
+}
+"""As models are taught to write JSON; no white space without end, no keyword of a schema passed over."""
 
 
 def tool_grammar(
@@ -36,9 +42,9 @@ def tool_grammar(
     rules.append("call: " + " | ".join(f"call_{index}" for index in named))
     for index in named:
         tool = tools[index]
-        schema = {**checked_parameters(f"tools[{index}].parameters", tool.parameters), "x-guidance": SPELLING}
+        schema = checked_parameters(f"tools[{index}].parameters", tool.parameters)
         rules.append(f"call_{index}: {_call(shape, tool.name, index, spell)}")
-        rules.append(f"arguments_{index}: %json {json.dumps(schema)}")
+        rules.append(f"arguments_{index}: {_json_rule(schema)}")
     if otherwise is not None:
         rules.append(f"answer: {_answer(otherwise)}")
     return Grammar("lark", "\n".join(["%llguidance {}", *rules]))
@@ -59,12 +65,7 @@ def joinable(form: ToolForm, answer: Grammar) -> None:
 
 def checked_parameters(field: str, parameters: str) -> dict[str, Any]:
     """Return a tool's parameters, a JSON Schema of an object; none given are none. Raises InvalidRequest."""
-    try:
-        schema = json.loads(parameters or "{}")
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(field, f"must be a JSON object, is not JSON: {error}") from error
-    if not isinstance(schema, dict):
-        raise InvalidRequest(field, f"must be a JSON object, is {json.dumps(schema)[:100]}")
+    schema = _json_object(field, parameters or "{}")
     if schema.get("type", "object") != "object":
         raise InvalidRequest(
             f"{field}.type", f'must be "object", is {json.dumps(schema["type"], ensure_ascii=False)[:100]}'
@@ -82,9 +83,30 @@ def _call(shape: CallShape, name: str, index: int, spell: _Speller) -> str:
 def _answer(otherwise: Grammar) -> str:
     match otherwise.kind:
         case "json_object":
-            return f"%json {json.dumps({'type': 'object', 'x-guidance': SPELLING})}"
+            schema: dict[str, Any] = {"type": "object"}
         case _:
-            return f"%json {otherwise.text}"
+            schema = _json_object("response_format", otherwise.text)
+    return _json_rule(schema)
+
+
+def _json_rule(schema: dict[str, Any]) -> str:
+    return "%json " + json.dumps({**schema, "x-guidance": SPELLING})
+
+
+def _json_object(field: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except RecursionError:
+        raise InvalidRequest(field, "must be a JSON object, is nested too deeply") from None
+    except ValueError as error:
+        raise InvalidRequest(field, f"must be a JSON object, is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InvalidRequest(field, f"must be a JSON object, is {json.dumps(value)[:100]}")
+    return value
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not")
 
 
 class _Speller:

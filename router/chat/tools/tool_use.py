@@ -73,9 +73,9 @@ class ToolUse:
         return request, ToolReading(form, callable_, choice.parallel, self._shown(form))
 
     def _grammar(self, form: ToolForm, prompt: ChatPrompt, given: Grammar | None) -> Grammar:
-        if given is not None:
-            joinable(form, given)
-        otherwise = given if prompt.tool_choice.mode == "auto" else None
+        otherwise = given if prompt.tool_choice.mode == "auto" else None  # else the answer is calls alone
+        if otherwise is not None:
+            joinable(form, otherwise)
         return tool_grammar(form, prompt.tools, prompt.tool_choice, self._tokenizer.special_token, otherwise)
 
     def _shown(self, form: ToolForm) -> dict[int, str]:
