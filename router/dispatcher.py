@@ -23,6 +23,7 @@ from kvhive.router.dispatch_counters import DispatchCounters
 from kvhive.router.field_checks import check_token_ids
 from kvhive.router.frontend import Delta, GenerationEvent, ModelInfo, Started, TokenPiece, Usage
 from kvhive.router.generation import Choice, Generation
+from kvhive.router.grammar import GrammarCheck
 from kvhive.router.held_requests import RETRY_S, HeldRequests, Waiting
 from kvhive.router.merged_streams import merged
 from kvhive.router.output_text import OutputText
@@ -82,13 +83,14 @@ class Dispatcher:
         """Put it together. Raises ConfigError when there is no `tool_format` of this name."""
         self._model = model
         self._tokenizer, self._preparer = text
-        form = tool_form(tool_format, self._tokenizer.chat_template, self._tokenizer.has_token)
-        self._tool_use = ToolUse(form, self._tokenizer)
         self._state, self._placer = routing
         self._workers = workers
         self._limits = limits
         self._clock = clock
         self._admission = Admission(limits.max_concurrent, clock)
+        self._grammars = GrammarCheck(self._tokenizer)
+        form = tool_form(tool_format, self._tokenizer.chat_template, self._tokenizer.has_token)
+        self._tool_use = ToolUse(form, self._tokenizer, self._grammars.check)
         self._held = HeldRequests(limits.max_held, limits.hold_s, self._may_place)
         self.counters = DispatchCounters()
 
@@ -172,6 +174,8 @@ class Dispatcher:
         validate_request(request, model.vocab_size, model.max_context)
         self._check_model(request.model)
         request, reading = await self._tool_use.prepare(request)
+        if request.sampling.grammar is not None:
+            await self._grammars.check(request.sampling.grammar)
         prompt = await self._preparer.prepare(request)
         check_prompt_length("prompt", len(prompt.token_ids), model.max_context)
         await self._state.index.prepare(prompt.keys)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvhive.proto.errors import InvalidRequest
+from kvhive.proto.grammar import MAX_GRAMMAR_BYTES
 from kvhive.router.chat.messages import Tool, ToolChoice
 from kvhive.router.chat.tools.form import CallShape, ToolForm
 from kvhive.router.sampling_params import Grammar
@@ -47,7 +48,17 @@ def tool_grammar(
         rules.append(f"arguments_{index}: {_json_rule(schema)}")
     if otherwise is not None:
         rules.append(f"answer: {_answer(otherwise)}")
-    return Grammar("lark", "\n".join(["%llguidance {}", *rules]))
+    text = "\n".join(["%llguidance {}", *rules])
+    if len(text) > MAX_GRAMMAR_BYTES:
+        raise InvalidRequest(
+            "tools", f"must be at most {MAX_GRAMMAR_BYTES} bytes where a call is enforced, are {len(text)}"
+        )
+    return Grammar("lark", text)
+
+
+def schema_grammar(field: str, parameters: str) -> Grammar:
+    """Return the grammar of one tool's arguments alone. Raises InvalidRequest naming the field."""
+    return Grammar("json_schema", json.dumps(checked_parameters(field, parameters)))
 
 
 def joinable(form: ToolForm, answer: Grammar) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
 from kvhive.proto.errors import InvalidRequest
 from kvhive.router.chat.messages import ChatPrompt, Tool
 from kvhive.router.chat.tools.form import ToolForm
-from kvhive.router.chat.tools.grammar import checked_parameters, joinable, tool_grammar
+from kvhive.router.chat.tools.grammar import checked_parameters, joinable, schema_grammar, tool_grammar
 from kvhive.router.chat.tools.parser import ToolCallParser
 from kvhive.router.request import GenerateRequest
 from kvhive.router.sampling_params import Grammar
@@ -37,22 +37,50 @@ class ToolReading:
 class ToolUse:
     """One per router."""
 
-    def __init__(self, form: ToolForm | None, tokenizer: TextTokenizer) -> None:
-        """`form` is the model's format; with None, no calls are found, nor can any be required."""
+    def __init__(
+        self,
+        form: ToolForm | None,
+        tokenizer: TextTokenizer,
+        check: Callable[[Grammar], Awaitable[None]],
+    ) -> None:
+        """`form` is the model's format; with None, no calls are found, nor can any be required.
+
+        `check` raises InvalidRequest for a grammar that no worker could follow.
+        """
         self._form = form
         self._tokenizer = tokenizer
+        self._check = check
 
     async def prepare(self, request: GenerateRequest) -> tuple[GenerateRequest, ToolReading | None]:
         """Return the request with the grammar that its tool_choice takes, and how its outputs are read.
 
-        None: as plain text. Raises InvalidRequest for tools whose parameters are no JSON Schema of an object.
+        None: as plain text. Raises InvalidRequest for tools whose parameters are no JSON Schema of an object,
+        or one that cannot be enforced where it must be.
         """
         prompt = request.prompt
         if not isinstance(prompt, ChatPrompt) or not prompt.tools:
             return request, None
         if sum(len(tool.parameters) for tool in prompt.tools) > OFF_LOOP_CHARS:
-            return await asyncio.to_thread(self._prepare, request, prompt)
-        return self._prepare(request, prompt)
+            prepared = await asyncio.to_thread(self._prepare, request, prompt)
+        else:
+            prepared = self._prepare(request, prompt)
+        grammar = prepared[0].sampling.grammar
+        if grammar is not None and prepared[1] is not None:
+            await self._try(grammar, prompt)
+        return prepared
+
+    async def _try(self, grammar: Grammar, prompt: ChatPrompt) -> None:
+        """See whether calls can be enforced. Raises InvalidRequest naming the tool that cannot."""
+        try:
+            await self._check(grammar)
+        except InvalidRequest:
+            for index, tool in enumerate(prompt.tools):
+                field = f"tools[{index}].parameters"
+                try:
+                    await self._check(schema_grammar(field, tool.parameters))
+                except InvalidRequest as error:
+                    raise InvalidRequest(field, str(error).partition(": ")[2]) from error
+            raise
 
     def _prepare(
         self, request: GenerateRequest, prompt: ChatPrompt
