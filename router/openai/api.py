@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,11 +11,12 @@ from starlette.routing import Route
 
 from kvhive.proto.errors import InvalidRequest, KvhiveError
 from kvhive.router.frontend import ModelInfo, TokenizingFrontend
-from kvhive.router.http_body import OFF_LOOP_BYTES, BodyTimeout, parse_object, read_body
+from kvhive.router.http_body import BodyTimeout, parsed, read_body
 from kvhive.router.http_door import Endpoint
+from kvhive.router.http_headers import cache_key_of
 from kvhive.router.openai.chat_request import parse_chat_completion
 from kvhive.router.openai.exchange import CompletionExchange
-from kvhive.router.openai.fields import CACHE_KEY_HEADER, CompletionRequest, with_cache_key
+from kvhive.router.openai.fields import CompletionRequest, with_cache_key
 from kvhive.router.openai.response import (
     AnswerShape,
     ChatShape,
@@ -77,8 +77,8 @@ class OpenAIDoor:
         try:
             check_request_id("x-request-id", request_id)
             body = await read_body(request, self._max_body_bytes)
-            asked = await _off_loop_if_large(body, lambda: parse(parse_object(body), request_id))
-            asked = with_cache_key(asked, request.headers.get(CACHE_KEY_HEADER, ""))
+            asked = await parsed(body, lambda fields: parse(fields, request_id))
+            asked = with_cache_key(asked, cache_key_of(request.headers))
         except InvalidRequest as error:
             return error_response(error, request_id if error.field != "x-request-id" else "")
         except KvhiveError as error:
@@ -111,7 +111,3 @@ class OpenAIDoor:
     def _model(self, name: str) -> ModelInfo | None:
         """Return the named model, the first one for an empty name, or None."""
         return next((model for model in self._frontend.models() if name in ("", model.name)), None)
-
-
-async def _off_loop_if_large(body: bytes, parse: Callable[[], CompletionRequest]) -> CompletionRequest:
-    return parse() if len(body) <= OFF_LOOP_BYTES else await asyncio.to_thread(parse)

@@ -8,6 +8,7 @@ from typing import Any
 from kvhive.proto.errors import InvalidRequest
 from kvhive.router.chat.messages import ChatMessage, ChatPrompt
 from kvhive.router.http_body import json_type
+from kvhive.router.json_fields import typed
 from kvhive.router.openai.fields import (
     SPELLINGS,
     CompletionRequest,
@@ -15,7 +16,6 @@ from kvhive.router.openai.fields import (
     given_fields,
     sampling_fields,
     stream_fields,
-    typed,
 )
 from kvhive.router.sampling_params import check_logprobs
 

@@ -15,11 +15,10 @@ from typing import Any
 from kvhive.proto.errors import InvalidRequest
 from kvhive.router.field_checks import spell_text
 from kvhive.router.http_body import json_type
+from kvhive.router.http_headers import CACHE_KEY_HEADER
+from kvhive.router.json_fields import number, typed
 from kvhive.router.request import GenerateRequest, Prompt
 from kvhive.router.sampling_params import SamplingParams
-
-CACHE_KEY_HEADER = "x-kvhive-cache-key"
-"""For clients whose SDK has no prompt_cache_key; in the body it goes first."""
 
 DEFAULT_TEMPERATURE = 1.0
 """OpenAI's default, so that its clients find what they know; over gRPC the default is 0."""
@@ -114,17 +113,10 @@ def generate_request(
     )
 
 
-def with_cache_key(asked: CompletionRequest, header: str) -> CompletionRequest:
-    """Return it with the cache_key of a header, where there is one and the body names none.
-
-    Raises InvalidRequest where its bytes, which a server hands on as Latin-1, are not UTF-8.
-    """
-    if not header or asked.request.cache_key:
+def with_cache_key(asked: CompletionRequest, key: str) -> CompletionRequest:
+    """Return it with the cache_key of its headers, where there is one and the body names none."""
+    if not key or asked.request.cache_key:
         return asked
-    try:
-        key = header.encode("latin-1").decode()
-    except UnicodeError:
-        raise InvalidRequest(CACHE_KEY_HEADER, f"must be UTF-8, is {spell_text(header)}") from None
     return replace(
         asked,
         requests=tuple(replace(request, cache_key=key) for request in asked.requests),
@@ -164,25 +156,6 @@ def stream_fields(given: Mapping[str, Any]) -> tuple[bool, bool]:
     if value is not None and not isinstance(value, bool):
         raise InvalidRequest("stream_options.include_usage", f"must be a boolean, is {json_type(value)}")
     return stream, bool(value)
-
-
-def number(given: Mapping[str, Any], name: str, default: float) -> float:
-    """Return a number, or the default. Raises InvalidRequest."""
-    value = given.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidRequest(name, f"must be a number, is {json_type(value)}")
-    return value
-
-
-def typed(given: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
-    """Return a field of exactly this JSON type, or the default. Raises InvalidRequest."""
-    if name not in given:
-        return default
-    value = given[name]
-    if type(value) is not kind:
-        wanted = {bool: "a boolean", int: "an integer", str: "a string", list: "an array", dict: "an object"}
-        raise InvalidRequest(name, f"must be {wanted[kind]}, is {json_type(value)}")
-    return value
 
 
 def _stops(given: Mapping[str, Any]) -> tuple[str, ...]:

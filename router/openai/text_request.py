@@ -9,6 +9,7 @@ from typing import Any
 
 from kvhive.proto.errors import InvalidRequest
 from kvhive.router.http_body import json_type
+from kvhive.router.json_fields import typed
 from kvhive.router.openai.fields import (
     SPELLINGS,
     CompletionRequest,
@@ -16,7 +17,6 @@ from kvhive.router.openai.fields import (
     given_fields,
     sampling_fields,
     stream_fields,
-    typed,
 )
 from kvhive.router.request import TextPrompt, TokenPrompt
 from kvhive.router.sampling_params import check_logprobs
