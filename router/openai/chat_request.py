@@ -52,9 +52,13 @@ def parse_chat_completion(body: dict[str, Any], request_id: str) -> CompletionRe
 
 
 def _spelling(grammar: Grammar | None, prompt: int, field: str) -> str:
-    """Name a field of the internal request: `tools[3].name` is `tools[3].function.name`."""
     if field in ("grammar", "response_format"):
         return grammar_field(grammar)
+    return spell_chat_field(field)
+
+
+def spell_chat_field(field: str) -> str:
+    """Return what a body calls a field of a conversation: `tools[3].name` is `tools[3].function.name`."""
     return _SPELLINGS.get(field) or _IN_A_FUNCTION.sub(r"\1.function.\2", field)
 
 

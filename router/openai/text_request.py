@@ -99,8 +99,13 @@ def _prompt(where: str, prompt: object) -> TextPrompt | TokenPrompt:
         return TextPrompt(prompt)
     if not isinstance(prompt, list):
         raise InvalidRequest(where, f"must be a string or an array of token ids, is {json_type(prompt)}")
-    # Prompts have thousands of ids: the types are compared as one set, and the bad one sought only if needed.
-    if set(map(type, prompt)) - {int}:
-        index, bad = next((i, item) for i, item in enumerate(prompt) if type(item) is not int)
+    return TokenPrompt(token_ids(where, prompt))
+
+
+def token_ids(where: str, items: list[Any]) -> tuple[int, ...]:
+    """Return an array of token ids. Raises InvalidRequest naming the first item that is no integer."""
+    # There may be thousands: the types are compared as one set, and the bad one sought only if needed.
+    if set(map(type, items)) - {int}:
+        index, bad = next((i, item) for i, item in enumerate(items) if type(item) is not int)
         raise InvalidRequest(f"{where}[{index}]", f"must be a token id, is {json_type(bad)}")
-    return TokenPrompt(tuple(prompt))
+    return tuple(items)
