@@ -16,7 +16,9 @@ from kvhive.router.http_door import Endpoint
 from kvhive.router.http_headers import cache_key_of
 from kvhive.router.openai.chat_request import parse_chat_completion
 from kvhive.router.openai.exchange import CompletionExchange
+from kvhive.router.openai.field_policy import ignored_header
 from kvhive.router.openai.fields import CompletionRequest, with_cache_key
+from kvhive.router.openai.openapi import openapi_document
 from kvhive.router.openai.response import (
     AnswerShape,
     ChatShape,
@@ -51,6 +53,7 @@ class OpenAIDoor:
             *(Route(path, end, methods=["POST"]) for path, end in self.completions().items()),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/detokenize", self.detokenize, methods=["POST"]),
+            Route("/openapi.json", self.describe),
             Route("/v1/models", self.list_models),
             Route("/v1/models/{name:path}", self.get_model),
         ]
@@ -78,7 +81,8 @@ class OpenAIDoor:
             model = self._model(asked.model)
             if model is None:
                 return model_not_found(asked.model)
-            return JSONResponse(await tokenized(self._frontend, asked, model))
+            body = await tokenized(self._frontend, asked, model)
+            return JSONResponse(body, headers=ignored_header(asked.ignored))
 
         return await self._guarded(request, answer)
 
@@ -89,9 +93,14 @@ class OpenAIDoor:
             asked = await parsed(await self._body(request), parse_detokenize)
             if self._model(asked.model) is None:
                 return model_not_found(asked.model)
-            return JSONResponse({"prompt": await self._frontend.detokenize(asked.token_ids, asked.model)})
+            text = await self._frontend.detokenize(asked.token_ids, asked.model)
+            return JSONResponse({"prompt": text}, headers=ignored_header(asked.ignored))
 
         return await self._guarded(request, answer)
+
+    async def describe(self, request: Request) -> Response:
+        """GET /openapi.json."""
+        return JSONResponse(openapi_document(self._frontend.models()[0]))
 
     async def _complete(
         self,

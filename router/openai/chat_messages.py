@@ -86,8 +86,8 @@ def _call(where: str, call: object) -> ToolCall:
     if not isinstance(call, dict):
         raise InvalidRequest(where, f"must be an object, is {json_type(call)}")
     refuse_others(where, call, frozenset({"id", "type", "function", "index"}))
-    kind, function = call.get("type", "function"), call.get("function")
-    if kind != "function":
+    kind, function = call.get("type"), call.get("function")
+    if kind not in (None, "function"):
         shown = spell_text(kind) if isinstance(kind, str) else json_type(kind)
         raise InvalidRequest(f"{where}.type", f"must be 'function', is {shown}")
     if not isinstance(function, dict):

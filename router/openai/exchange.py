@@ -12,10 +12,10 @@ from starlette.types import Receive, Scope, Send
 from kvhive.proto.errors import InvalidRequest, KvhiveError, Unavailable
 from kvhive.router.frontend import Delta, Finished, GenerationEvent, Started, TokenizingFrontend
 from kvhive.router.http_exchange import HttpExchange, write
-from kvhive.router.http_headers import IGNORED_HEADER
 from kvhive.router.joined_answers import joined, listed
 from kvhive.router.openai.echo import echoed
 from kvhive.router.openai.events import DONE_EVENT, NewsEvents, sse_event
+from kvhive.router.openai.field_policy import ignored_header
 from kvhive.router.openai.fields import CompletionRequest
 from kvhive.router.openai.logprobs import logprob_entries
 from kvhive.router.openai.prewarming import prewarmed
@@ -60,8 +60,7 @@ class CompletionExchange(HttpExchange):
             shape = self._shaped(request_id)
             workers = listed(first.worker_id for first in started)
             headers = {"x-request-id": request_id, "x-kvhive-worker": workers}
-            if self._asked.ignored:
-                headers[IGNORED_HEADER] = ",".join(self._asked.ignored)
+            headers |= ignored_header(self._asked.ignored)
             if self._asked.stream:
                 await self._stream(send, shape, headers, events)
                 return

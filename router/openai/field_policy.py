@@ -6,10 +6,11 @@ not be the one that was asked for. What leaves the answer as it is may be ignore
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvhive.proto.errors import InvalidRequest
+from kvhive.router.http_headers import IGNORED_HEADER
 
 OBEYED = frozenset(
     {
@@ -140,6 +141,11 @@ def refuse_others(where: str, value: Mapping[str, Any], known: frozenset[str]) -
     for name, held in value.items():
         if name not in known and held not in (None, [], {}, ""):
             raise InvalidRequest(f"{where}.{spell_name(name)}", "is not supported")
+
+
+def ignored_header(names: Sequence[str]) -> dict[str, str]:
+    """Return the header that names fields which changed nothing, where there are any."""
+    return {IGNORED_HEADER: ",".join(names)} if names else {}
 
 
 def spell_name(name: str) -> str:

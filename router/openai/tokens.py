@@ -37,6 +37,8 @@ class TokenizeRequest:
     model: str
     spelled: bool
     """Whether each token is to be shown as text, too."""
+    ignored: tuple[str, ...]
+    """Fields that changed nothing."""
 
     def spell(self, field: str) -> str:
         """Name a field of the internal request as this body calls it."""
@@ -51,6 +53,7 @@ class DetokenizeRequest:
 
     token_ids: tuple[int, ...]
     model: str
+    ignored: tuple[str, ...]
 
 
 def parse_tokenize(body: dict[str, Any]) -> TokenizeRequest:
@@ -64,10 +67,12 @@ def parse_tokenize(body: dict[str, Any]) -> TokenizeRequest:
             raise InvalidRequest(name, f"must not be given with{'' if chat else 'out'} messages")
     if chat:
         tools, choice = read_tools(given)
-        return TokenizeRequest(ChatPrompt(read_messages(given).messages, tools, choice), model, spelled)
+        prompt = ChatPrompt(read_messages(given).messages, tools, choice)
+        return TokenizeRequest(prompt, model, spelled, given.ignored)
     if "prompt" not in given:
         raise InvalidRequest("prompt", "is required, or messages")
-    return TokenizeRequest(TextPrompt(typed(given, "prompt", str, "")), model, spelled)
+    text = TextPrompt(typed(given, "prompt", str, ""))
+    return TokenizeRequest(text, model, spelled, given.ignored)
 
 
 def parse_detokenize(body: dict[str, Any]) -> DetokenizeRequest:
@@ -76,7 +81,7 @@ def parse_detokenize(body: dict[str, Any]) -> DetokenizeRequest:
     if "tokens" not in given:
         raise InvalidRequest("tokens", "is required")
     ids = token_ids("tokens", typed(given, "tokens", list, []))
-    return DetokenizeRequest(ids, typed(given, "model", str, ""))
+    return DetokenizeRequest(ids, typed(given, "model", str, ""), given.ignored)
 
 
 async def tokenized(frontend: TokenizingFrontend, asked: TokenizeRequest, model: ModelInfo) -> dict[str, Any]:
