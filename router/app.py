@@ -178,6 +178,7 @@ def _dispatcher(
         max_held=config.autoscaling.hold_requests,
         hold_s=config.autoscaling.hold_s,
         ttft_goal_s=config.autoscaling.ttft_goal_s,
+        min_pinned_tokens=config.router.min_pinned_tokens,
     )
     preparer = PromptPreparer(tokenizer, root, block_size, executor)
     return Dispatcher(model, (tokenizer, preparer), (state, placer), workers, limits, time.monotonic)

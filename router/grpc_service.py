@@ -32,6 +32,7 @@ from kvhive.router.frontend import (
     TokenLogprobs,
     Usage,
 )
+from kvhive.router.prewarm import keeping
 from kvhive.router.request import GenerateRequest, Prompt, TextPrompt, TokenPrompt
 from kvhive.router.sampling_params import SamplingParams
 
@@ -111,6 +112,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 cache_salt=request.cache_salt,
                 cache_key=request.cache_key,
             )
+            if request.HasField("ttl_s"):
+                asked = keeping(asked, request.ttl_s)
             usages = await self._frontend.prewarm(
                 asked, request.workers if request.HasField("workers") else 1
             )
@@ -157,6 +160,8 @@ def _prewarmed(usage: Usage) -> pb.Prewarmed:
         cached_tokens=usage.cached_tokens,
         pulled_tokens=usage.pulled_tokens,
         written_tokens=usage.written_tokens,
+        kept=bool(usage.kept) and not usage.not_kept,
+        not_kept=usage.not_kept,
     )
 
 

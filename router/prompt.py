@@ -13,9 +13,10 @@ from typing import TypeVar
 
 from kvhive.proto.block_chain import chain_keys
 from kvhive.proto.block_hash import BlockHash, BlockKey, namespace_extras, pack_tokens, unpack_tokens
+from kvhive.proto.errors import InvalidRequest
 from kvhive.router.chat.messages import ChatPrompt
 from kvhive.router.known_text import PartlyKnown
-from kvhive.router.request import GenerateRequest, Prompt, TextPrompt, TokenPrompt
+from kvhive.router.request import GenerateRequest, Prompt, PromptPin, TextPrompt, TokenPrompt
 from kvhive.router.tokenizer import TextTokenizer
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,8 @@ class PreparedPrompt:
     home_key: bytes
     keyed: bool
     """Whether home_key is a cache_key of the caller's."""
+    pins: tuple[PromptPin, ...] = ()
+    """What is to stay cached, in the order that it was asked for; each says of how many tokens."""
 
 
 class PromptPreparer:
@@ -124,9 +127,20 @@ class PromptPreparer:
             named = b"blocks" + keys[:HOME_BLOCKS][-1]
         else:
             named = b"tokens" + extras + b"|" + packed
-        return PreparedPrompt(
-            tuple(unpack_tokens(packed)), packed, keys, hashlib.blake2b(named).digest(), keyed
-        )
+        token_ids, home_key = tuple(unpack_tokens(packed)), hashlib.blake2b(named).digest()
+        pins = _pins(request.pins, len(token_ids))
+        return PreparedPrompt(token_ids, packed, keys, home_key, keyed, pins)
+
+
+def _pins(pins: Sequence[PromptPin], prompt_tokens: int) -> tuple[PromptPin, ...]:
+    """Say of each pin how many tokens it is of. Raises InvalidRequest."""
+    for index, pin in enumerate(pins):
+        if pin.tokens is not None and pin.tokens > prompt_tokens:
+            raise InvalidRequest(
+                f"pins[{index}].tokens",
+                f"must be at most the prompt's {prompt_tokens} tokens, is {pin.tokens}",
+            )
+    return tuple(PromptPin(pin.ttl_s, pin.tokens or prompt_tokens) for pin in pins)
 
 
 def _is_short(prompt: Prompt) -> bool:

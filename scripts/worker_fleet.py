@@ -90,6 +90,8 @@ class Fleet:
             max_step_tokens=workers.max_step_tokens,
             max_running=workers.max_running,
             max_waiting=workers.max_waiting,
+            pin_share=workers.pin_share,
+            pin_tenant_share=workers.pin_tenant_share,
             max_context=config.model.max_context,
             threads=workers.threads or max(1, share),
             host=workers.host,

@@ -30,6 +30,8 @@ class WorkerOptions:
     max_running: int = 16
     max_waiting: int = 256
     max_context: int = 0
+    pin_share: float = 0.5
+    pin_tenant_share: float = 0.25
     threads: int = 1
     host: str = "127.0.0.1"
     warm_s: float = 0.0

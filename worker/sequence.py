@@ -132,6 +132,8 @@ class Sequence:
     """Tokens of full prompt blocks that this sequence added to the pool."""
     pinned_tokens: int | None = None
     """Tokens of the full blocks that its pins keep; None until its prompt is computed."""
+    pins_refused: str = ""
+    """Why one of them is not kept."""
     prompt_ready: bool = False
     """Whether its prompt has been computed once, so that others find it in the cache."""
     prompt_scored: int = 0

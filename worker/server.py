@@ -35,6 +35,7 @@ from kvhive.worker.kv_transfer import KvTransfer, TransferAddress
 from kvhive.worker.model_identity import model_identity
 from kvhive.worker.model_runner import ModelRunner
 from kvhive.worker.options import WorkerOptions
+from kvhive.worker.pins import PinBudget
 from kvhive.worker.rank_leader import RankLeader, RankProcesses
 from kvhive.worker.runner_loader import load_worker_runner, set_threads
 from kvhive.worker.scheduler import DraftsFor, Scheduler, SchedulerLimits
@@ -165,7 +166,7 @@ class WorkerServer:
         assert self._service is not None
         root = root_hash(identity, options.cluster_salt.encode())
         chain_hash()  # perhaps it must be built: now, and not while the first request waits
-        pool = BlockPool(num_blocks)
+        pool = BlockPool(num_blocks, PinBudget(options.pin_share, options.pin_tenant_share))
         manager = KvCacheManager(pool, options.block_size, root, time.monotonic)
         limits = SchedulerLimits(options.max_step_tokens, options.max_running, options.max_waiting)
         hooks = EngineHooks(self._service.deliver, self._publish)

@@ -242,6 +242,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             blocks_live=load.blocks_live,
             blocks_cached=load.blocks_cached,
             blocks_free=load.blocks_free,
+            blocks_pinned=load.blocks_pinned,
             running=load.running,
             waiting=load.waiting,
             queued_prefill_tokens=load.queued_prefill_tokens,

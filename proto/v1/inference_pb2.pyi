@@ -312,7 +312,7 @@ class KeptPrefix(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., ttl_s: _Optional[float] = ..., kept: _Optional[bool] = ...) -> None: ...
 
 class PrewarmRequest(_message.Message):
-    __slots__ = ("model", "text", "token_ids", "chat", "cache_salt", "cache_key", "workers")
+    __slots__ = ("model", "text", "token_ids", "chat", "cache_salt", "cache_key", "workers", "ttl_s")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -320,6 +320,7 @@ class PrewarmRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     CACHE_KEY_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    TTL_S_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     token_ids: TokenIds
@@ -327,7 +328,8 @@ class PrewarmRequest(_message.Message):
     cache_salt: str
     cache_key: str
     workers: int
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., cache_salt: _Optional[str] = ..., cache_key: _Optional[str] = ..., workers: _Optional[int] = ...) -> None: ...
+    ttl_s: float
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., cache_salt: _Optional[str] = ..., cache_key: _Optional[str] = ..., workers: _Optional[int] = ..., ttl_s: _Optional[float] = ...) -> None: ...
 
 class PrewarmResponse(_message.Message):
     __slots__ = ("prompt_tokens", "workers")
@@ -338,16 +340,20 @@ class PrewarmResponse(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[Prewarmed, _Mapping]]] = ...) -> None: ...
 
 class Prewarmed(_message.Message):
-    __slots__ = ("worker_id", "cached_tokens", "pulled_tokens", "written_tokens")
+    __slots__ = ("worker_id", "cached_tokens", "pulled_tokens", "written_tokens", "kept", "not_kept")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PULLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    NOT_KEPT_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     cached_tokens: int
     pulled_tokens: int
     written_tokens: int
-    def __init__(self, worker_id: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., pulled_tokens: _Optional[int] = ..., written_tokens: _Optional[int] = ...) -> None: ...
+    kept: bool
+    not_kept: str
+    def __init__(self, worker_id: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., pulled_tokens: _Optional[int] = ..., written_tokens: _Optional[int] = ..., kept: _Optional[bool] = ..., not_kept: _Optional[str] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "text", "chat")
@@ -479,16 +485,18 @@ class WorkerInfo(_message.Message):
     def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ..., address: _Optional[str] = ..., device: _Optional[str] = ..., pid: _Optional[int] = ..., blocks: _Optional[_Union[Blocks, _Mapping]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., prefix_query_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., indexed_blocks: _Optional[int] = ..., routable: _Optional[bool] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., pulled_tokens: _Optional[int] = ..., pulls: _Optional[int] = ..., pull_fallbacks: _Optional[int] = ..., pull_latency_s: _Optional[float] = ..., pull_bytes_per_s: _Optional[float] = ..., pull_crossover_blocks: _Optional[int] = ...) -> None: ...
 
 class Blocks(_message.Message):
-    __slots__ = ("total", "live", "cached", "free")
+    __slots__ = ("total", "live", "cached", "free", "pinned")
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     LIVE_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
     FREE_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
     total: int
     live: int
     cached: int
     free: int
-    def __init__(self, total: _Optional[int] = ..., live: _Optional[int] = ..., cached: _Optional[int] = ..., free: _Optional[int] = ...) -> None: ...
+    pinned: int
+    def __init__(self, total: _Optional[int] = ..., live: _Optional[int] = ..., cached: _Optional[int] = ..., free: _Optional[int] = ..., pinned: _Optional[int] = ...) -> None: ...
 
 class IndexInfo(_message.Message):
     __slots__ = ("staleness_s", "blocks", "resyncs", "connected")

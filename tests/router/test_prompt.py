@@ -22,7 +22,7 @@ from kvhive.router.prompt import (
     UNKNOWN_CHARS,
     PromptPreparer,
 )
-from kvhive.router.request import GenerateRequest, Prompt, TextPrompt, TokenPrompt
+from kvhive.router.request import GenerateRequest, Prompt, PromptPin, TextPrompt, TokenPrompt
 from kvhive.router.tokenizer import TextTokenizer
 
 
@@ -128,3 +128,11 @@ async def test_a_template_that_takes_too_long_is_slow_too(watched: Watched) -> N
             await watched.preparer.prepare(GenerateRequest(chat("hello")))
     watched.tokenizer.render_chat = rendered  # type: ignore[method-assign]
     assert await watched.thread(chat("hello")) == "tokenizer"
+
+
+async def test_a_pin_says_of_how_many_tokens_it_is(watched: Watched) -> None:
+    pins = (PromptPin(300.0, 3), PromptPin(60.0))
+    request = GenerateRequest(TokenPrompt((1, 2, 3, 4, 5)), pins=pins)
+    assert (await watched.preparer.prepare(request)).pins == (PromptPin(300.0, 3), PromptPin(60.0, 5))
+    with pytest.raises(InvalidRequest, match=r"pins\[0\].tokens: .* the prompt's 2 tokens, is 3"):
+        await watched.preparer.prepare(GenerateRequest(TokenPrompt((1, 2)), pins=pins))
