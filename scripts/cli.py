@@ -205,6 +205,17 @@ def prewarm(
 @cli.command()
 @cluster_option
 @json_option
+@click.argument("request_id")
+def explain(name: str | None, as_json: bool, request_id: str) -> None:
+    """Say why REQUEST_ID went where it did, as far back as the router remembers."""
+    from kvhive.scripts import explain_command
+
+    explain_command.run(_folder(name).require().grpc, request_id, as_json)
+
+
+@cli.command()
+@cluster_option
+@json_option
 @sampling_flags
 @click.option("--system", default="", help="The system message.")
 @click.argument("message", required=False)
