@@ -145,16 +145,19 @@ def manager_of(runtime_dir: Path) -> int:
     return pid
 
 
+def alive(processes: set[int]) -> set[int]:
+    return {pid for pid in processes if Path(f"/proc/{pid}").exists()}
+
+
 async def node_lost(cluster: Any) -> None:
     """The node's manager dies, and no worker outlives it: the device would not be free for the next one."""
     workers = set(pids(cluster).values())
     os.kill(manager_of(Path(cluster.kvhive.state()["runtime_dir"])), signal.SIGKILL)
     for _ in range(300):
-        alive = {pid for pid in workers if os.path.exists(f"/proc/{pid}")}
-        if not alive:
+        if not alive(workers):
             return
         await asyncio.sleep(0.1)
-    raise AssertionError(f"workers outlive the node's manager: {alive}")
+    raise AssertionError(f"workers outlive the node's manager: {alive(workers)}")
 
 
 async def test_a_cluster_changes_while_it_serves(tmp_path: Path, model: Path, elastic: Any) -> None:
