@@ -127,12 +127,13 @@ async def test_a_breakpoint_is_kept_and_the_usage_says_so_and_its_next_use_is_re
 async def test_what_does_not_fit_is_refused_at_once_and_the_request_is_answered(
     redis_server: EmbeddedRedis, demo_gguf: Path
 ) -> None:
-    """Of 256 blocks one tenant may pin 64, all together 128."""
-    async with running_router(redis_server.url, demo_gguf, count=1) as rig:
+    """Of 256 blocks one tenant may pin 64, all together 128; a pin below the minimum is not even asked for."""
+    limits = {"min_pinned_tokens": 8}
+    async with running_router(redis_server.url, demo_gguf, count=1, limits=limits) as rig:
         refusals = []
         for number, tenant in enumerate(("a", "a", "b", "c")):
             answer = await rig.ask(
-                prompt_of(number, 241), pins=(PromptPin(HOUR, 3), PromptPin(HOUR, 240)), tenant=tenant
+                prompt_of(number, 241), pins=(PromptPin(2 * HOUR, 7), PromptPin(HOUR, 240)), tenant=tenant
             )
             assert answer.token_ids == rig.oracle(prompt_of(number, 241), 4)
             short, long = answer.usage.kept
