@@ -66,6 +66,27 @@ def test_every_use_renews_the_lease_and_it_does_not_run_while_the_block_is_live(
     assert pool.usage().pinned == 0
 
 
+def test_while_room_is_made_what_is_in_use_keeps_its_time_from_then_on_and_nothing_else_is_renewed() -> None:
+    pool = BlockPool(16)
+    used, idle = chain(pool, "a", 2), chain(pool, "b", 2)
+    assert (pin(pool, used, 10.0), pin(pool, idle, 10.0)) == ("", "")
+    release(pool, idle, now=95.0)
+    pool.leases.renew(False, 100.0)
+    pool.leases.renew(False, 101.0)
+    assert pin(pool, used, 20.0) == "making_room"
+    for block in idle:
+        pool.acquire(block)
+    release(pool, idle, now=104.0)
+    release(pool, used, now=109.0)
+    for now, pinned in ((104.9, 4), (105.0, 2), (109.9, 2), (110.0, 0)):
+        pool.expire(now)
+        assert (now, pool.usage().pinned) == (now, pinned)
+    pool.leases.renew(True, 160.0)
+    for block in used:
+        pool.acquire(block)
+    assert pin(pool, used, 10.0, now=160.0) == ""
+
+
 @pytest.mark.parametrize("ttls", [(10.0, 3.0), (3.0, 10.0), (5.0, 5.0)])
 def test_prefixes_stay_closed_however_leases_end(ttls: tuple[float, float]) -> None:
     """A short prefix and the whole chain are pinned for different times; children always go first."""
