@@ -122,6 +122,11 @@ def test_a_block_counts_for_the_tenant_that_wants_it_longest() -> None:
         assert pin(pool, blocks, ttl_s, tenant) == ""
         assert (pool.leases.held_by("a"), pool.leases.held_by("b")) == charged
     assert pool.leases.total == 4
+    assert pin(pool, chain(pool, "b", 1), 1.0, "b") == ""
+    others = chain(pool, "c", 2)
+    assert pin(pool, others, 5.0, "a") == ""
+    assert pin(pool, others, 9.0, "b") == "over_tenant_budget", "it would count for them now"
+    assert (pool.leases.held_by("a"), pool.leases.held_by("b")) == (2, 5)
 
 
 def test_clearing_forgets_pinned_blocks_and_gives_their_budget_back() -> None:
