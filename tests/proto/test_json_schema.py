@@ -132,5 +132,5 @@ def test_any_object_is_one_and_nothing_else_is(allows):
 
 
 def test_a_kind_must_be_known(tokenizer):
-    with pytest.raises(InvalidRequest, match='must be one of json_object, .*, is "xml"'):
+    with pytest.raises(InvalidRequest, match=r'must be one of json_object, .*, is "xml"'):
         new_matcher(tokenizer, "xml", "")

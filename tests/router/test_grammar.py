@@ -76,7 +76,7 @@ async def test_what_cannot_be_followed_is_refused_and_the_next_one_passes(
     check: GrammarCheck, name: str
 ) -> None:
     for _ in range(2):
-        with pytest.raises(InvalidRequest, match="^response_format: ") as refusal:
+        with pytest.raises(InvalidRequest, match=r"^response_format: ") as refusal:
             await check.check(BAD[name])
         assert len(str(refusal.value)) < 400 and "\n" not in str(refusal.value)
     await check.check(Grammar("regex", f"a|{name}"))
@@ -111,7 +111,7 @@ async def test_a_lost_process_is_said_and_begun_again(tokenizer: TextTokenizer) 
     await check.check(Grammar("regex", "b"))  # which is nobody's verdict yet
     pid = check._process.pid
     os.kill(pid, signal.SIGKILL)
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    await asyncio.to_thread(os.waitid, os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     await check.check(Grammar("regex", "c"))
     check._forget()
 
