@@ -26,7 +26,7 @@ WEATHER = {
     "type": "object",
     "properties": {
         "city": {"$ref": "#/$defs/city"},
-        "days": {"type": "integer", "minimum": 1, "maximum": 16},
+        "days": {"type": "integer", "exclusiveMinimum": 0, "maximum": 3},
         "unit": {"enum": ["°C", "°F", None]},
     },
     "required": ["city", "unit"],
