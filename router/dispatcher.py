@@ -131,9 +131,12 @@ class Dispatcher:
         try:
             with self._admission.admitted(request.tenant, request.priority):
                 generation = await self._prepare(request, arrived)
+                answers = self._preparer.answers(request, generation.prompt)
                 async with aclosing(self._run(generation)) as events:
                     async for event in events:
                         begun = begun or isinstance(event, Delta)
+                        if answers is not None:
+                            answers.take(event)
                         yield event
         except NotNow as error:
             if not begun:
