@@ -97,7 +97,9 @@ async def run_router(
         config = options.config.router
         app = create_app(frontend, metrics.registry, config.max_request_bytes, timed_out=metrics.timed_out)
         audit = RouterAudit(state.registry, mirror, state.loads, workers)
-        service = InferenceService(frontend, lambda: _described(view, dispatcher), audit.take)
+        service = InferenceService(
+            frontend, lambda: _described(view, dispatcher), audit.take, dispatcher.ledger.explain
+        )
         doors = Doors(config, service, app)
         supervisor.start(_keep_house(doors, state.registry, workers))
         ready(await doors.open())

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from kvhive.proto.errors import InvalidRequest, NotNow, Overloaded, TimedOut, Unavailable
 from kvhive.router.admission import Admission
+from kvhive.router.decision_ledger import DecisionLedger
 from kvhive.router.dispatch_counters import DispatchCounters
 from kvhive.router.field_checks import check_token_ids
 from kvhive.router.frontend import Delta, GenerationEvent, ModelInfo, Started, TokenPiece, Usage
@@ -86,6 +87,7 @@ class Dispatcher:
         self._admission = Admission(limits.max_concurrent, clock)
         self._held = HeldRequests(limits.max_held, limits.hold_s, self._may_place)
         self.counters = DispatchCounters()
+        self.ledger = DecisionLedger(self._placer.block_size, clock)
 
     @property
     def in_flight(self) -> int:
@@ -248,9 +250,16 @@ class Dispatcher:
             raise Overloaded(
                 f"{error} ({patience.bound(now)})", cause=error.cause, retry_after_s=error.retry_after_s
             ) from error
-        if generation.pull_from is None:
-            return placement
-        return replace(placement, source=generation.pull_from)
+        if generation.pull_from is not None:
+            placement = replace(placement, source=generation.pull_from)
+        generation.decision = self.ledger.note(
+            generation.request_id,
+            request.tenant,
+            len(generation.prompt.token_ids),
+            placement,
+            generation.failovers + generation.passes,
+        )
+        return placement
 
     async def _hold(self, generation: Generation, until: float) -> None:
         """Wait until somebody serves; those that it had may be tried again then."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvhive.proto.v1 import worker_pb2
+from kvhive.router.decision_ledger import LedgerEntry
 from kvhive.router.frontend import Delta, Finished, FinishReason, TokenLogprobs, Usage
 from kvhive.router.output_text import OutputText
 from kvhive.router.pins import AskedPin, kept_prefixes
@@ -69,6 +70,8 @@ class Generation:
     """Times a worker's queue was full."""
     pull_from: PullSource | None = None
     """Where its blocks are to come from, whatever the index says; for a copy that was asked for."""
+    decision: LedgerEntry | None = None
+    """Why it is where it is."""
     avoid: set[str] = field(default_factory=set)
     """Workers that were lost or full."""
     may_wait: bool = True
@@ -111,6 +114,8 @@ class Generation:
             self.cached_tokens, self.written_tokens = message.cached_tokens, message.written_tokens
             self.pulled_tokens = message.pulled_tokens
             self.reachable_tokens = placement.reachable_tokens
+            if self.decision is not None:
+                self.decision.cached_tokens = message.cached_tokens
         if message.HasField("pinned_tokens"):
             self.pinned_tokens, self.pins_refused = message.pinned_tokens, message.pins_refused
         if message.prompt_logprobs:

@@ -10,7 +10,8 @@ decoding sequence is in every step: whatever its neighbours do, its next token w
 When blocks run out, the running sequence of the lowest priority, and of those the latest admitted, starts
 over later. It comes back only when the pool has room until its end, and that room stays reserved; and nobody
 is preempted more than MAX_PREEMPTIONS times. The two together are no contradiction: blocks can only run out
-while somebody runs who was never preempted, since the needs of all others were set aside in full.
+while somebody runs who was never preempted, since the needs of all others were set aside in full; or, where
+pins leave no room for that, who may be preempted again.
 """
 
 from __future__ import annotations
@@ -59,10 +60,7 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        manager: KvCacheManager,
-        limits: SchedulerLimits,
-        drafts_for: DraftsFor | None = None,
+        self, manager: KvCacheManager, limits: SchedulerLimits, drafts_for: DraftsFor | None = None
     ) -> None:
         self.manager = manager
         self.limits = limits
@@ -75,10 +73,8 @@ class Scheduler:
         self.kept_out = KeptOut(manager)
         self.cramped = False
         """Whether somebody could not be admitted in the last step for want of blocks."""
-        self._tickets = self.preemptions = 0
-        self.prefix_queries = self.prefix_hits = self.pulled_tokens = 0
-        self.admitted = self.prefill_pairs = 0
-        self.drafted = self.accepted = 0
+        self._tickets = self.preemptions = self.admitted = self.prefill_pairs = 0
+        self.prefix_queries = self.prefix_hits = self.pulled_tokens = self.drafted = self.accepted = 0
 
     @property
     def idle(self) -> bool:
@@ -367,8 +363,12 @@ class Scheduler:
 
     def _whole_need(self, seq: Sequence) -> int:
         # A newcomer needs room for its prompt and a first token. One that was preempted comes back only
-        # when it can run to its end, or it would be preempted again for the same lack of blocks.
-        return seq.max_total if seq.preemptions else len(seq.tokens) + 1
+        # when it can run to its end, or it would be preempted again for the same lack of blocks; as long as
+        # it may be, all that pins leave is enough.
+        need = len(seq.tokens) + 1
+        if 0 < seq.preemptions < MAX_PREEMPTIONS:
+            return min(seq.max_total, max(need, self.manager.tokens_beside_pins))
+        return seq.max_total if seq.preemptions else need
 
     def _still_needed(self, seq: Sequence) -> int:
         """Blocks that a running sequence does not have yet of what it was admitted with."""

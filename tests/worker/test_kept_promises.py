@@ -150,14 +150,23 @@ def test_who_fits_only_without_pins_is_refused_after_a_minute_and_leases_are_ren
     assert rig.outputs["after"][0].pinned_tokens == 496
 
 
-def test_who_is_preempted_and_kept_from_coming_back_is_refused_after_a_minute() -> None:
-    """Mid-answer: its router takes it elsewhere with the tokens that it has."""
+def preempted(max_tokens: int) -> Rig:
+    """A long answer that had to go for a short one, which leaves 5 of 16 blocks pinned for long."""
     rig = Rig(16, 4, pins=PinBudget(0.5, 0.5))
-    rig.submit("long", range(20), max_tokens=40)  # 15 blocks in the end
+    rig.submit("long", range(20), max_tokens=max_tokens)
     rig.run(steps=8)
     rig.submit("pinning", range(100, 121), max_tokens=12, pins=[(20, 1000.0)], priority=1)
     rig.run()
+    assert rig.outputs["pinning"][0].pinned_tokens == 20
+    return rig
+
+
+def test_who_is_preempted_comes_back_as_soon_as_all_but_pins_is_free_and_goes_on_as_far_as_that_is() -> None:
+    """An answer without a bound of its own has the whole pool's, and must not wait for that."""
+    rig = preempted(max_tokens=24)
+    assert len(rig.tokens("long")) == 24 and rig.sequences["long"].preemptions == 1 and rig.now < 2.0
+    rig = preempted(max_tokens=44)  # all 16 blocks in the end, where 11 are left
     last = rig.outputs["long"][-1]
-    assert isinstance(last.error, Overloaded) and rig.sequences["long"].preemptions == 1
-    assert 0 < len(rig.tokens("long")) < 40
+    assert isinstance(last.error, Overloaded) and rig.sequences["long"].preemptions == 2
+    assert len(rig.tokens("long")) == 25, "its router takes it elsewhere with these"
     assert MAX_KEPT_OUT_S < rig.now < MAX_KEPT_OUT_S + 10.0
