@@ -15,9 +15,12 @@ from kvhive.router.http_exchange import HttpExchange, write
 from kvhive.router.joined_answers import joined, listed
 from kvhive.router.openai.echo import echoed
 from kvhive.router.openai.events import DONE_EVENT, NewsEvents, sse_event
+from kvhive.router.openai.field_policy import ignored_header
 from kvhive.router.openai.fields import CompletionRequest
 from kvhive.router.openai.logprobs import logprob_entries
+from kvhive.router.openai.prewarming import prewarmed
 from kvhive.router.openai.response import AnswerShape, WholeChoice, describe_error, error_response
+from kvhive.router.request import GenerateRequest
 
 
 class CompletionExchange(HttpExchange):
@@ -57,6 +60,7 @@ class CompletionExchange(HttpExchange):
             shape = self._shaped(request_id)
             workers = listed(first.worker_id for first in started)
             headers = {"x-request-id": request_id, "x-kvhive-worker": workers}
+            headers |= ignored_header(self._asked.ignored)
             if self._asked.stream:
                 await self._stream(send, shape, headers, events)
                 return
@@ -76,7 +80,7 @@ class CompletionExchange(HttpExchange):
         """
         started, streams = [], []
         for index, request in enumerate(self._asked.requests):
-            run = echoed(self._frontend, request) if self._asked.echo else self._frontend.generate(request)
+            run = self._run(request)
             streams.append(await stack.enter_async_context(aclosing(run)))
             try:
                 first = await anext(run)
@@ -89,6 +93,11 @@ class CompletionExchange(HttpExchange):
             return started, streams[0]
         events = joined(streams, self._asked.request.n)
         return started, await stack.enter_async_context(aclosing(events))
+
+    def _run(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent, None]:
+        if self._asked.prewarm:
+            return prewarmed(self._frontend, request)
+        return echoed(self._frontend, request) if self._asked.echo else self._frontend.generate(request)
 
     @property
     def _choices(self) -> range:
@@ -110,6 +119,11 @@ class CompletionExchange(HttpExchange):
         try:
             async for event in events:
                 match event:
+                    case Delta(text, _, index) if event.tool_calls:
+                        entries = logprob_entries(event, self._frontend.token_piece)
+                        await write(
+                            send, sse_event(shape.calls(index, event.tool_calls, text, entries) | extra)
+                        )
                     case Delta(text, ids, index) if text or event.logprobs or (ids and shape.every_token):
                         entries = logprob_entries(event, self._frontend.token_piece)
                         await write(send, news.event(index, text, entries))
@@ -135,6 +149,7 @@ class CompletionExchange(HttpExchange):
             match event:
                 case Delta(text, _, index):
                     choices[index].pieces.append(text)
+                    choices[index].add_calls(event.tool_calls)
                     entries = choices[index].logprobs
                     if entries is not None:
                         entries.extend(logprob_entries(event, self._frontend.token_piece))
