@@ -25,6 +25,7 @@ from kvhive.router.held_requests import RETRY_S, HeldRequests, Waiting
 from kvhive.router.merged_streams import merged
 from kvhive.router.output_text import OutputText
 from kvhive.router.patience import Patience
+from kvhive.router.pins import asked_pins
 from kvhive.router.placement import NobodyServes, Placement, Placer, PullSource, RoutingState, Terms, TooLate
 from kvhive.router.prewarm import Run, prewarmed
 from kvhive.router.prompt import PromptPreparer
@@ -62,6 +63,7 @@ class DispatchLimits:
     hold_s: float = 0.0
     ttft_goal_s: float = math.inf
     """What first tokens are counted by; it limits nothing."""
+    min_pinned_tokens: int = 0
 
 
 class Dispatcher:
@@ -131,9 +133,12 @@ class Dispatcher:
         try:
             with self._admission.admitted(request.tenant, request.priority):
                 generation = await self._prepare(request, arrived)
+                answers = self._preparer.answers(request, generation.prompt)
                 async with aclosing(self._run(generation)) as events:
                     async for event in events:
                         begun = begun or isinstance(event, Delta)
+                        if answers is not None:
+                            answers.take(event)
                         yield event
         except NotNow as error:
             if not begun:
@@ -186,6 +191,7 @@ class Dispatcher:
             stop_token_ids=sorted({*ends, *sampling.stop_token_ids}),
             arrived=arrived,
             waiting_since=arrived,
+            pins=asked_pins(prompt.pins, self._placer.block_size, self._limits.min_pinned_tokens),
         )
 
     async def _run(self, generation: Generation) -> AsyncGenerator[GenerationEvent, None]:

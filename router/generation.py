@@ -9,6 +9,7 @@ from kvhive.proto.v1 import worker_pb2
 from kvhive.router.decision_ledger import LedgerEntry
 from kvhive.router.frontend import Delta, Finished, FinishReason, TokenLogprobs, Usage
 from kvhive.router.output_text import OutputText
+from kvhive.router.pins import AskedPin, kept_prefixes
 from kvhive.router.placement import Placement, PullSource
 from kvhive.router.prompt import PreparedPrompt
 from kvhive.router.request import GenerateRequest
@@ -55,6 +56,12 @@ class Generation:
     cached_tokens: int | None = None
     written_tokens: int = 0
     pulled_tokens: int = 0
+    pins: tuple[AskedPin, ...] = ()
+    """What of the prompt is to stay cached, in the order that it was asked for."""
+    pinned_tokens: int = 0
+    """Of the longest pin that the present worker keeps."""
+    pins_refused: str = ""
+    """Why it does not keep a longer one."""
     reachable_tokens: int = 0
     failovers: int = 0
     retired: int = 0
@@ -95,7 +102,7 @@ class Generation:
         """What comes next comes from another worker."""
         if not self.untouched:
             self.waiting_since = now
-        self.repeated_positions = 0
+        self.repeated_positions = self.pinned_tokens = 0
         for choice in self.choices:
             choice.moved()
 
@@ -109,6 +116,8 @@ class Generation:
             self.reachable_tokens = placement.reachable_tokens
             if self.decision is not None:
                 self.decision.cached_tokens = message.cached_tokens
+        if message.HasField("pinned_tokens"):
+            self.pinned_tokens, self.pins_refused = message.pinned_tokens, message.pins_refused
         if message.prompt_logprobs:
             yield from self._prompt_logprobs(message.prompt_logprobs)
         for update in message.updates:
@@ -148,6 +157,7 @@ class Generation:
             yield Finished(reason, self._usage(placement) if self.ended else None, index)
 
     def _usage(self, placement: Placement) -> Usage:
+        kept, not_kept = kept_prefixes(self.pins, self.pinned_tokens, self.pins_refused)
         return Usage(
             prompt_tokens=len(self.prompt.token_ids),
             completion_tokens=sum(len(choice.output.token_ids) for choice in self.choices),
@@ -160,6 +170,8 @@ class Generation:
             drafted_tokens=sum(choice.earlier_drafted + choice.drafted for choice in self.choices),
             accepted_tokens=sum(choice.earlier_accepted + choice.accepted for choice in self.choices),
             pulled_tokens=self.pulled_tokens,
+            kept=kept,
+            not_kept=not_kept,
         )
 
 

@@ -18,6 +18,7 @@ from kvhive.router.chat.messages import (
     ToolCall,
     ToolChoice,
 )
+from kvhive.router.prewarm import keeping
 from kvhive.router.request import GenerateRequest, Prompt, PromptPin, TextPrompt, TokenPrompt
 from kvhive.router.sampling_params import Grammar, SamplingParams
 
@@ -52,13 +53,14 @@ def generate_request(wire: pb.GenerateRequest, timeout_s: float | None) -> Gener
 
 def prewarm_request(wire: pb.PrewarmRequest) -> GenerateRequest:
     """Translate what is to be prewarmed. Raises InvalidRequest."""
-    return GenerateRequest(
+    request = GenerateRequest(
         prompt=prompt(wire),
         model=wire.model,
         cache_salt=wire.cache_salt,
         cache_key=wire.cache_key,
         tenant=wire.tenant,
     )
+    return keeping(request, wire.ttl_s) if wire.HasField("ttl_s") else request
 
 
 def prompt(wire: pb.GenerateRequest | pb.TokenizeRequest | pb.PrewarmRequest) -> Prompt:

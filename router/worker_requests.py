@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvhive.proto.block_hash import pack_tokens
 from kvhive.proto.v1 import worker_pb2
 from kvhive.router.generation import Choice, Generation
+from kvhive.router.pins import worker_pins
 from kvhive.router.placement import Placement
 
 
@@ -50,6 +51,10 @@ def _request(
         priority=generation.request.priority,
         tenant=generation.request.tenant,
         moved=generation.failovers > 0,
+        pins=[
+            worker_pb2.WorkerPin(tokens=tokens, ttl_s=ttl_s)
+            for tokens, ttl_s in worker_pins(generation.pins).items()
+        ],
         sampling=worker_pb2.WorkerSampling(
             max_tokens=generation.max_tokens,
             temperature=sampling.temperature,

@@ -181,17 +181,24 @@ def generate(name: str | None, as_json: bool, flags: SamplingFlags, prompt: str)
 @cluster_option
 @json_option
 @click.option("--workers", type=int, default=1, show_default=True, help="How many are to hold it.")
+@click.option("--ttl", "ttl_s", type=float, default=None, help="Keep it so many seconds after its last use.")
 @click.option("--system", default=None, help="PROMPT is a message after this system message.")
 @click.option("--cache-salt", default="", help="Share cached blocks only with requests of this salt.")
 @click.argument("prompt")
 def prewarm(
-    name: str | None, as_json: bool, workers: int, system: str | None, cache_salt: str, prompt: str
+    name: str | None,
+    as_json: bool,
+    workers: int,
+    ttl_s: float | None,
+    system: str | None,
+    cache_salt: str,
+    prompt: str,
 ) -> None:
     """Bring PROMPT (`-` reads it from stdin) into workers' caches, and return when it is there."""
     from kvhive.scripts import prewarm_command
 
     text = sys.stdin.read() if prompt == "-" else prompt
-    wanted = prewarm_command.Wanted(text, system, cache_salt, workers)
+    wanted = prewarm_command.Wanted(text, system, cache_salt, workers, ttl_s)
     prewarm_command.run(_folder(name).require().grpc, wanted, as_json)
 
 

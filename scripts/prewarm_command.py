@@ -20,13 +20,15 @@ class Wanted:
     """None: the text as it is; else a conversation of this system message and the text."""
     cache_salt: str
     workers: int
+    ttl_s: float | None = None
+    """How long it is to be kept after its last use; None: as long as there is room."""
 
 
 def run(target: str, wanted: Wanted, as_json: bool) -> None:
     """Ask, wait and print. Raises KvhiveError; click.BadParameter for a number that has no encoding."""
     if not 0 <= wanted.workers < 2**32:
         raise click.BadParameter(f"workers: must be between 1 and 64, is {wanted.workers}")
-    request = pb.PrewarmRequest(cache_salt=wanted.cache_salt, workers=wanted.workers)
+    request = pb.PrewarmRequest(cache_salt=wanted.cache_salt, workers=wanted.workers, ttl_s=wanted.ttl_s)
     if wanted.system is None:
         request.text = wanted.text
     else:
@@ -39,7 +41,9 @@ def run(target: str, wanted: Wanted, as_json: bool) -> None:
         click.echo(json.dumps({"prompt_tokens": answer.prompt_tokens, "workers": rows}))
         return
     for row in rows:
+        kept = f", kept for {wanted.ttl_s:g} s" if row["kept"] else f", not kept: {row['not_kept']}"
         click.echo(
             f"{row['worker_id']}: prompt {answer.prompt_tokens} tokens, cached {row['cached_tokens']}, "
             f"pulled {row['pulled_tokens']}, computed {row['written_tokens']}"
+            f"{'' if wanted.ttl_s is None else kept}"
         )

@@ -11,9 +11,8 @@ one, and whoever releases a child then releases its parent. Of leases that end t
 A pin is kept whole or not at all: a promise that was not given holds nobody's budget.
 
 Pins never make the pool unusable. Their budget is less than the pool, and a request that fits only without
-the pinned blocks waits while others pass it (kept_out.py); as long as one waits, no lease is granted or
-renewed, so that it waits no longer than the running requests plus the longest lease, and it is refused
-after a minute.
+the pinned blocks waits while others pass it (kept_out.py); no lease is granted or renewed then, so that
+room is made as fast as promises allow, and after a minute it is refused.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class Leases:
         self._num_blocks = num_blocks
         self.budget = budget
         self.renewing = True
-        """False while a request waits for leases to end: none is granted or renewed then."""
+        """False while room is made for a request that waits for leases to end: none begins or is renewed."""
         self._held: Counter[str] = Counter()
         self._total = 0
         # (end when it was queued, -depth, block id, lease). One entry per lease at most: a lease that was

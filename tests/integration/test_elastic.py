@@ -135,9 +135,27 @@ async def killed(cluster: Any, client_of: Callable[[], Client]) -> None:
     assert pids(cluster) == workers
 
 
+async def node_lost(cluster: Any) -> None:
+    """The node's manager dies, and no worker outlives it: the device would not be free for the next one."""
+    workers = set(pids(cluster).values())
+    runtime_dir = Path(cluster.kvhive.state()["runtime_dir"])
+    (manager,) = (
+        process.pid
+        for process in processes_of(runtime_dir)
+        if Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")[0].endswith(b"/raylet")
+    )
+    os.kill(manager, signal.SIGKILL)
+    for _ in range(300):
+        if not any(Path(f"/proc/{pid}").exists() for pid in workers):
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"workers outlive the node's manager: {workers}")
+
+
 async def test_a_cluster_changes_while_it_serves(tmp_path: Path, model: Path, elastic: Any) -> None:
     with elastic(tmp_path / "state", model) as cluster:
         async with Client(cluster.grpc) as client:
             await drained_under_load(cluster, client)
             await joined(cluster, client)
         await killed(cluster, lambda: Client(cluster.grpc))
+        await node_lost(cluster)
