@@ -13,6 +13,9 @@ from starlette.types import ASGIApp
 
 from kvhive.proto.config import RouterConfig, bracketed
 from kvhive.proto.v1 import inference_pb2_grpc
+from kvhive.router.auth.grpc_guard import GrpcGuard
+from kvhive.router.auth.guard import Guard
+from kvhive.router.auth.http_guard import HttpGuard
 from kvhive.router.grpc_service import REQUEST_TYPES, SERVICE_NAME, InferenceService
 from kvhive.router.http_gateway import HttpServer
 from kvhive.router.malformed_message import MalformedMessageGuard
@@ -46,15 +49,19 @@ class RouterEndpoints:
 class Doors:
     """Open once, close once."""
 
-    def __init__(self, config: RouterConfig, service: InferenceService, app: ASGIApp) -> None:
+    def __init__(
+        self, config: RouterConfig, service: InferenceService, app: ASGIApp, guard: Guard | None = None
+    ) -> None:
+        """Prepare; without a guard everybody is let in."""
         self._config = config
         self._service = service
-        self._http = HttpServer(app)
+        self._http = HttpServer(HttpGuard(guard, app) if guard else app)
+        guards = [GrpcGuard(guard)] if guard else []
         self._health = health_aio.HealthServicer()
         self._healthy: bool | None = None
         self._grpc = grpc.aio.server(
             options=[*_KEEPALIVE_OPTIONS, ("grpc.max_receive_message_length", config.max_request_bytes)],
-            interceptors=[MalformedMessageGuard(REQUEST_TYPES)],
+            interceptors=[*guards, MalformedMessageGuard(REQUEST_TYPES)],
             maximum_concurrent_rpcs=config.max_concurrent_requests + EXTRA_RPCS,
         )
         inference_pb2_grpc.add_InferenceServicer_to_server(service, self._grpc)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kvhive.proto.errors import ClusterError, KvhiveError
 from kvhive.scripts.client import RouterClient
+from kvhive.scripts.cluster_access import operators_key
 from kvhive.scripts.cluster_state import ClusterState, StateFolder
 from kvhive.scripts.control_socket import ask
 from kvhive.scripts.owned_processes import RUNTIME_DIR_VARIABLE, is_alive
@@ -62,7 +63,7 @@ def _missing(state: ClusterState) -> str:
     if state.redis is not None and not is_alive(state.redis):
         return "redis"
     try:
-        with RouterClient(state.grpc) as client:
+        with RouterClient(state.grpc, operators_key(state)) as client:
             client.cluster()
     except KvhiveError:
         return "router"

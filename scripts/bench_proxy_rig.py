@@ -73,7 +73,7 @@ def running_rig(workers: int, step_s: float, model: str = "demo") -> Iterator[Ri
         started: list[ProcessId] = []
         stack.callback(_end, started)
         endpoints = start_router(folder, spec, lambda process: started.extend([process] if process else []))
-        wait_routable(endpoints.grpc, workers)
+        wait_routable(endpoints.grpc, token, workers)
         addresses = json.loads(ready.read_text())
         yield Rig(endpoints.http, endpoints.grpc, addresses, token, started[0].pid, stub)
 

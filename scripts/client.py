@@ -20,11 +20,18 @@ _OPTIONS = (
 )
 
 
+def key_metadata(api_key: str) -> tuple[tuple[str, str], ...]:
+    """Return the metadata that shows a key; nothing for an empty one."""
+    return (("authorization", f"Bearer {api_key}"),) if api_key else ()
+
+
 class RouterClient:
     """Blocking calls to one router; usable as a context manager. Errors are those of proto/errors.py."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, api_key: str = "") -> None:
+        """Prepare; without a key the router must have none either."""
         self._target = target
+        self._metadata = key_metadata(api_key)
         self._channel = grpc.insecure_channel(target, options=_OPTIONS)
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
 
@@ -44,7 +51,7 @@ class RouterClient:
         """Return the cluster as the router sees it. Raises KvhiveError."""
         try:
             answer: pb.GetClusterResponse = self._stub.GetCluster(
-                pb.GetClusterRequest(), timeout=_ADMIN_TIMEOUT_S
+                pb.GetClusterRequest(), timeout=_ADMIN_TIMEOUT_S, metadata=self._metadata
             )
         except grpc.RpcError as error:
             raise self._translate(error) from error
@@ -53,14 +60,14 @@ class RouterClient:
     def prewarm(self, request: pb.PrewarmRequest) -> pb.PrewarmResponse:
         """Bring a prompt into some workers' caches; returns when it is there. Raises KvhiveError."""
         try:
-            answer: pb.PrewarmResponse = self._stub.Prewarm(request)
+            answer: pb.PrewarmResponse = self._stub.Prewarm(request, metadata=self._metadata)
         except grpc.RpcError as error:
             raise self._translate(error) from error
         return answer
 
     def generate(self, request: pb.GenerateRequest) -> Iterator[pb.GenerateResponse]:
         """Stream one generation. Closing the iterator cancels it. Raises KvhiveError."""
-        call = self._stub.Generate(request)
+        call = self._stub.Generate(request, metadata=self._metadata)
         try:
             yield from call
         except grpc.RpcError as error:

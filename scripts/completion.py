@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from kvhive.scripts.cluster_access import callers_key
 from kvhive.scripts.cluster_state import ClusterState
 
 if TYPE_CHECKING:
@@ -90,14 +91,14 @@ def chat_request(turns: Sequence[tuple[str, str]], flags: SamplingFlags) -> pb.G
     return request
 
 
-def ask(target: str, request: pb.GenerateRequest, show: Callable[[str], None]) -> Answer:
+def ask(state: ClusterState, request: pb.GenerateRequest, show: Callable[[str], None]) -> Answer:
     """Send a request, show its text as it comes, and return the whole answer. Raises KvhiveError."""
     from kvhive.proto.v1 import inference_pb2 as pb
     from kvhive.scripts.client import RouterClient
 
     answer, pieces = Answer(), list[str]()
     began = time.monotonic()
-    with RouterClient(target) as client:
+    with RouterClient(state.grpc, callers_key(state)) as client:
         for response in client.generate(request):
             kind = response.WhichOneof("event")
             if kind == "started":
@@ -120,10 +121,10 @@ def ask(target: str, request: pb.GenerateRequest, show: Callable[[str], None]) -
 def run(state: ClusterState, request: pb.GenerateRequest, as_json: bool) -> None:
     """Ask once and print: the text on stdout with the usage line on stderr, or one JSON object."""
     if as_json:
-        answer = ask(state.grpc, request, lambda text: None)
+        answer = ask(state, request, lambda text: None)
         click.echo(json.dumps({name: getattr(answer, name) for name in Answer.__slots__}))
         return
-    answer = ask(state.grpc, request, _write)
+    answer = ask(state, request, _write)
     _finish(answer, sys.stderr)
 
 
@@ -139,7 +140,7 @@ def converse(state: ClusterState, system: str, flags: SamplingFlags) -> None:
         if not message:
             continue
         turns.append(("user", message))
-        answer = ask(state.grpc, chat_request(turns, flags), _write)
+        answer = ask(state, chat_request(turns, flags), _write)
         _finish(answer, sys.stderr)
         turns.append(("assistant", answer.text))
 

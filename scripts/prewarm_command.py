@@ -9,6 +9,8 @@ import click
 
 from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.scripts.client import RouterClient
+from kvhive.scripts.cluster_access import callers_key
+from kvhive.scripts.cluster_state import ClusterState
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class Wanted:
     """How long it is to be kept after its last use; None: as long as there is room."""
 
 
-def run(target: str, wanted: Wanted, as_json: bool) -> None:
+def run(state: ClusterState, wanted: Wanted, as_json: bool) -> None:
     """Ask, wait and print. Raises KvhiveError; click.BadParameter for a number that has no encoding."""
     if not 0 <= wanted.workers < 2**32:
         raise click.BadParameter(f"workers: must be between 1 and 64, is {wanted.workers}")
@@ -34,7 +36,7 @@ def run(target: str, wanted: Wanted, as_json: bool) -> None:
     else:
         request.chat.messages.add(role="system", content=wanted.system)
         request.chat.messages.add(role="user", content=wanted.text)
-    with RouterClient(target) as client:
+    with RouterClient(state.grpc, callers_key(state)) as client:
         answer = client.prewarm(request)
     rows = [{f.name: getattr(worker, f.name) for f in worker.DESCRIPTOR.fields} for worker in answer.workers]
     if as_json:
