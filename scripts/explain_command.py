@@ -9,11 +9,13 @@ from google.protobuf.json_format import MessageToDict
 
 from kvhive.client import ONCE, Client
 from kvhive.proto.v1 import inference_pb2 as pb
+from kvhive.scripts.cluster_access import callers_key
+from kvhive.scripts.cluster_state import ClusterState
 
 
-def run(target: str, request_id: str, as_json: bool) -> None:
+def run(state: ClusterState, request_id: str, as_json: bool) -> None:
     """Ask and print. Raises KvhiveError."""
-    with Client(target, retry=ONCE) as client:
+    with Client(state.grpc, api_key=callers_key(state), retry=ONCE) as client:
         decisions = client.explain(request_id)
     if as_json:
         rows = [

@@ -11,17 +11,15 @@ from kvhive.proto.config import RouterConfig
 from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.router.doors import Doors
 from kvhive.router.frontend import TokenizingFrontend
-from kvhive.router.grpc_service import InferenceService
-from kvhive.router.openai.api import create_app
-
-Explain = Callable[[str], pb.ExplainResponse]
+from kvhive.router.grpc_service import Explain, InferenceService
+from kvhive.router.http_app import create_app
 
 
 @contextlib.asynccontextmanager
 async def grpc_door(
     frontend: TokenizingFrontend,
     cluster: Callable[[], pb.GetClusterResponse] = pb.GetClusterResponse,
-    explain: Explain = lambda request_id: pb.ExplainResponse(),
+    explain: Explain = lambda request_id, tenant: pb.ExplainResponse(),
 ) -> AsyncIterator[tuple[Doors, str]]:
     """Open them; yields them and the address of gRPC."""
     service = InferenceService(frontend, cluster, explain=explain)
