@@ -21,6 +21,7 @@ from kvhive.router.dispatch_counters import DispatchCounters
 from kvhive.router.field_checks import check_token_ids
 from kvhive.router.frontend import Delta, GenerationEvent, ModelInfo, Started, TokenPiece, Usage
 from kvhive.router.generation import Choice, Generation
+from kvhive.router.grammar import GrammarCheck
 from kvhive.router.held_requests import RETRY_S, HeldRequests, Waiting
 from kvhive.router.merged_streams import merged
 from kvhive.router.output_text import OutputText
@@ -85,6 +86,7 @@ class Dispatcher:
         self._limits = limits
         self._clock = clock
         self._admission = Admission(limits.max_concurrent, clock)
+        self._grammars = GrammarCheck(self._tokenizer)
         self._held = HeldRequests(limits.max_held, limits.hold_s, self._may_place)
         self.counters = DispatchCounters()
         self.ledger = DecisionLedger(self._placer.block_size, clock)
@@ -171,6 +173,8 @@ class Dispatcher:
         model = self._model
         validate_request(request, model.vocab_size, model.max_context)
         self._check_model(request.model)
+        if request.sampling.grammar is not None:
+            await self._grammars.check(request.sampling.grammar)
         prompt = await self._preparer.prepare(request)
         check_prompt_length("prompt", len(prompt.token_ids), model.max_context)
         await self._state.index.prepare(prompt.keys)

@@ -151,8 +151,7 @@ class Scheduler:
     def _advance(self, item: Scheduled, result: ChunkResult) -> None:
         seq = item.seq
         if result.failed:  # nothing it computed in this step may be found by others
-            self._finish(seq, FinishReason.FAILED)
-            return
+            return self._finish(seq, FinishReason.FAILED)
         if result.prompt_logprobs:
             result.prompt_logprobs = self._unreported(seq, result.prompt_logprobs)
         reason = self._append(seq, result)
@@ -179,13 +178,14 @@ class Scheduler:
             self._finish(seq, reason)
 
     def _append(self, seq: Sequence, result: ChunkResult) -> FinishReason | None:
-        """Append a step's tokens, cut at the first stop token or at the sequence's full length."""
+        """Append a step's tokens, cut at the first stop token, the grammar's end or the full length."""
         tokens, sampling, reason = seq.tokens, seq.sampling, None
         before = len(tokens)
         for token in result.tokens:
             tokens.append(token)
             length = len(tokens)
-            if token in sampling.stop_token_ids and length - seq.prompt_tokens > sampling.min_tokens:
+            late = length - seq.prompt_tokens > sampling.min_tokens
+            if length - before == result.ends_at or (late and token in sampling.stop_token_ids):
                 reason = FinishReason.STOP
             elif length >= seq.max_total:
                 reason = FinishReason.LENGTH
