@@ -152,6 +152,8 @@ class RouterConfig:
     """Longest a chat template may take to render."""
     min_pinned_tokens: int = 0
     """Shortest prefix that is pinned; what is shorter is reported as below_minimum. A block at least."""
+    tool_format: str = "auto"
+    """How the model writes calls of tools: one of docs/tools.md, `none`, or `auto`, by its chat template."""
 
 
 @dataclass(frozen=True, slots=True)

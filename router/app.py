@@ -195,7 +195,15 @@ def _dispatcher(
         min_pinned_tokens=config.router.min_pinned_tokens,
     )
     preparer = PromptPreparer(tokenizer, root, block_size, executor)
-    return Dispatcher(model, (tokenizer, preparer), (state, placer), workers, limits, time.monotonic)
+    return Dispatcher(
+        model,
+        (tokenizer, preparer),
+        (state, placer),
+        workers,
+        limits,
+        time.monotonic,
+        config.router.tool_format,
+    )
 
 
 async def _keep_house(doors: Doors, registry: WorkerRegistry, workers: GrpcWorkerClient) -> None:

@@ -126,6 +126,15 @@ class TextTokenizer:
         """Whether a token controls the model and has no text in its output."""
         return token_id in self._skipped
 
+    def special_token(self, text: str) -> int | None:
+        """Return the id of the special token that is spelled so, if there is one."""
+        token_id = self._tokenizer.token_to_id(text)
+        return token_id if token_id in self._skipped else None
+
+    def has_token(self, text: str) -> bool:
+        """Whether one token is spelled so."""
+        return self._tokenizer.token_to_id(text) is not None
+
     def token_name(self, token_id: int) -> str:
         """Return a token as the vocabulary spells it; ids beyond it are `<|id|>`."""
         return self._tokenizer.id_to_token(token_id) or f"<|{token_id}|>"
