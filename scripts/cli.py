@@ -124,7 +124,7 @@ def down(name: str | None, grace_s: float, forget: bool) -> None:
 @json_option
 def status(name: str | None, as_json: bool) -> None:
     """Show the workers, their caches and the endpoints."""
-    from kvhive.scripts.client import RouterClient
+    from kvhive.client import ONCE, Client
     from kvhive.scripts.cluster_access import operators_key
     from kvhive.scripts.control_socket import ask
     from kvhive.scripts.status_report import status_document, status_lines
@@ -134,7 +134,7 @@ def status(name: str | None, as_json: bool) -> None:
         fleet = ask(Path(state.runtime_dir), {"do": "fleet"})
     except ClusterError:
         fleet = None  # the router knows most of it
-    with RouterClient(state.grpc, operators_key(state)) as client:
+    with Client(state.grpc, api_key=operators_key(state), retry=ONCE) as client:
         document = status_document(state, client.cluster(), fleet)
     click.echo(json.dumps(document, indent=2) if as_json else "\n".join(status_lines(document)))
 

@@ -23,7 +23,7 @@ KNOWN = pb.ExplainResponse(decisions=[pb.RouteDecision(request_id="mine-1", work
 
 @pytest.fixture
 async def address(frontend: ScriptedFrontend) -> AsyncIterator[str]:
-    async with grpc_door(frontend, explain=lambda request_id: KNOWN) as (doors, address):
+    async with grpc_door(frontend, explain=lambda request_id, tenant: KNOWN) as (doors, address):
         await doors.set_health(True)
         yield address
 

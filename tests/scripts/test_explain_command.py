@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from grpc_door import grpc_door
@@ -31,21 +33,22 @@ DECISION = pb.RouteDecision(
 
 
 async def test_people_get_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    def explain(request_id: str) -> pb.ExplainResponse:
+    def explain(request_id: str, tenant: str | None) -> pb.ExplainResponse:
         return pb.ExplainResponse(decisions=[DECISION] if request_id == "r1" else [])
 
     async with grpc_door(ScriptedFrontend(), explain=explain) as (_, address):
-        await asyncio.to_thread(explain_command.run, address, "r1", False)
+        state: Any = SimpleNamespace(grpc=address, cluster_token="t")
+        await asyncio.to_thread(explain_command.run, state, "r1", False)
         first, second, _, chosen, other, out = capsys.readouterr().out.splitlines()
         assert first == "r1, 2.0 s ago: to w2 (prefix, after 1 others)"
         assert "prompt 100 tokens, 96 reachable, not begun" in second and "250 ms" in second
         assert chosen.split()[:4] == ["w2", "96", "96", "100.0"] and other.split()[0] == "w1"
         assert out == "  w3: it drains"
-        await asyncio.to_thread(explain_command.run, address, "r1", True)
+        await asyncio.to_thread(explain_command.run, state, "r1", True)
         (decision,) = json.loads(capsys.readouterr().out)["decisions"]
         assert decision["worker_id"] == "w2" and decision["candidates"][1]["matched_tokens"] == 0
         with pytest.raises(NotFound, match="'other'"):
-            await asyncio.to_thread(explain_command.run, address, "other", False)
+            await asyncio.to_thread(explain_command.run, state, "other", False)
 
 
 def test_a_worker_that_found_nothing_has_begun_all_the_same() -> None:

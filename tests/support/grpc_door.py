@@ -1,4 +1,4 @@
-"""The real doors of a router, with their real options, in front of a scripted frontend."""
+"""The real doors of a router, with their real options, in front of any frontend."""
 
 from __future__ import annotations
 
@@ -6,25 +6,23 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 from prometheus_client import CollectorRegistry
-from scripted_frontend import ScriptedFrontend
 
 from kvhive.proto.config import RouterConfig
 from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.router.doors import Doors
-from kvhive.router.grpc_service import InferenceService
-from kvhive.router.openai.api import create_app
-
-Explain = Callable[[str], pb.ExplainResponse]
+from kvhive.router.frontend import TokenizingFrontend
+from kvhive.router.grpc_service import Explain, InferenceService
+from kvhive.router.http_app import create_app
 
 
 @contextlib.asynccontextmanager
 async def grpc_door(
-    frontend: ScriptedFrontend,
-    cluster: pb.GetClusterResponse | None = None,
-    explain: Explain = lambda request_id: pb.ExplainResponse(),
+    frontend: TokenizingFrontend,
+    cluster: Callable[[], pb.GetClusterResponse] = pb.GetClusterResponse,
+    explain: Explain = lambda request_id, tenant: pb.ExplainResponse(),
 ) -> AsyncIterator[tuple[Doors, str]]:
     """Open them; yields them and the address of gRPC."""
-    service = InferenceService(frontend, lambda: cluster or pb.GetClusterResponse(), explain=explain)
+    service = InferenceService(frontend, cluster, explain=explain)
     doors = Doors(RouterConfig(), service, create_app(frontend, CollectorRegistry()))
     endpoints = await doors.open()
     try:
