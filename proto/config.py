@@ -85,6 +85,10 @@ class WorkersConfig:
     """Most sequences in one batch."""
     max_waiting: int = 256
     """Most requests waiting for admission; one more is refused with RESOURCE_EXHAUSTED."""
+    pin_share: float = 0.5
+    """Most of each pool that pins may hold, all tenants' together; 0: none (docs/cache_control.md)."""
+    pin_tenant_share: float = 0.25
+    """Most of each pool that one tenant's pins may hold."""
     host: str = "127.0.0.1"
     """Address the worker's gRPC service binds; `node` means the node's own IP, for many machines."""
     start_timeout_s: float = 300.0
@@ -146,6 +150,10 @@ class RouterConfig:
     """How long blocks that a just-routed request will create count before they are confirmed."""
     template_timeout_s: float = 2.0
     """Longest a chat template may take to render."""
+    min_pinned_tokens: int = 0
+    """Shortest prefix that is pinned; what is shorter is reported as below_minimum. A block at least."""
+    tool_format: str = "auto"
+    """How the model writes calls of tools: one of docs/tools.md, `none`, or `auto`, by its chat template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +215,8 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "workers.max_running": (1, 4096),
     "workers.max_waiting": (0, 1_000_000),
     "workers.start_timeout_s": (1, 86_400),
+    "workers.pin_share": (0, 0.9),
+    "workers.pin_tenant_share": (0, 0.9),
     "workers.num_gpus": (-1, 16),
     "workers.warm_s": (0, 600),
     "workers.transfer.max_concurrent": (1, 64),
@@ -228,6 +238,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "router.index_stale_after_s": (0.1, 86_400),
     "router.predicted_ttl_s": (0, 3600),
     "router.template_timeout_s": (0.01, 60),
+    "router.min_pinned_tokens": (0, 10_000_000),
     **AUTOSCALING_LIMITS,
     "redis.lease_s": (0.5, 3600),
     "redis.heartbeat_s": (0.05, 600),

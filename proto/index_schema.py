@@ -101,6 +101,8 @@ class LoadReport:
     """Blocks no request is using whose content can still be hit."""
     blocks_free: int = 0
     """Blocks with nothing in them. live + cached + free = total."""
+    blocks_pinned: int = 0
+    """Of the live and the cached ones, those under a lease."""
     answer_tokens: float = 0.0
     """The mean length of answers, of late."""
     growth_tokens: float = 0.0

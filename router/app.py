@@ -103,7 +103,9 @@ async def run_router(
         config = options.config.router
         app = create_app(frontend, metrics.registry, config.max_request_bytes, timed_out=metrics.timed_out)
         audit = RouterAudit(state.registry, mirror, state.loads, workers)
-        service = InferenceService(frontend, lambda: _described(view, dispatcher), audit.take)
+        service = InferenceService(
+            frontend, lambda: _described(view, dispatcher), audit.take, dispatcher.ledger.explain
+        )
         doors = Doors(config, service, app, access.guard if access else None)
         supervisor.start(_keep_house(doors, state.registry, workers))
         ready(await doors.open())
@@ -190,9 +192,18 @@ def _dispatcher(
         max_held=config.autoscaling.hold_requests,
         hold_s=config.autoscaling.hold_s,
         ttft_goal_s=config.autoscaling.ttft_goal_s,
+        min_pinned_tokens=config.router.min_pinned_tokens,
     )
     preparer = PromptPreparer(tokenizer, root, block_size, executor)
-    return Dispatcher(model, (tokenizer, preparer), (state, placer), workers, limits, time.monotonic)
+    return Dispatcher(
+        model,
+        (tokenizer, preparer),
+        (state, placer),
+        workers,
+        limits,
+        time.monotonic,
+        config.router.tool_format,
+    )
 
 
 async def _keep_house(doors: Doors, registry: WorkerRegistry, workers: GrpcWorkerClient) -> None:

@@ -59,7 +59,11 @@ def _worker(view: WorkerView, index: KvIndex, routable: bool) -> pb.WorkerInfo:
         device=record.device,
         pid=record.pid,
         blocks=pb.Blocks(
-            total=load.blocks_total, live=load.blocks_live, cached=load.blocks_cached, free=load.blocks_free
+            total=load.blocks_total,
+            live=load.blocks_live,
+            cached=load.blocks_cached,
+            free=load.blocks_free,
+            pinned=load.blocks_pinned,
         ),
         running=load.running,
         waiting=load.waiting,

@@ -28,6 +28,8 @@ class KeptPrefix:
     ttl_s: float
     kept: bool
     """Whether the worker keeps them."""
+    not_kept: str = ""
+    """Why it does not, in one word: below_minimum, over_budget, over_tenant_budget, making_room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Usage:
     kept: tuple[KeptPrefix, ...] = ()
     """One for each breakpoint, in the order of the prompt."""
     not_kept: str = ""
-    """Why one of them is not kept, in one word: below_minimum, over_budget."""
+    """Why the first of those that are not kept is not."""
 
 
 @dataclass(frozen=True, slots=True)

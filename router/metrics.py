@@ -60,6 +60,9 @@ class RequestMetrics:
             "timeouts", "Requests that ended because a time was over, by which", "cause"
         )
         self.tokens = self._counter("tokens", "Tokens of finished requests", "kind")
+        self.pins = self._counter(
+            "pins", "Breakpoints of finished requests: kept, or why they are not", "outcome"
+        )
         ttft = Histogram(
             "kvhive_ttft_seconds",
             "Seconds from arrival to the first token",
@@ -90,7 +93,13 @@ class RequestMetrics:
         self.tokens.labels("accepted").inc(usage.accepted_tokens)
         if usage.route_reason == RouteReason.REPLICA:
             self.tokens.labels("replicated").inc(max(0, usage.reachable_tokens - usage.cached_tokens))
+        self.count_pins(usage)
         self.ttft.labels("hit" if usage.cached_tokens else "miss").observe(ttft_s)
+
+    def count_pins(self, usage: Usage) -> None:
+        """Count what was to be kept, by what became of it."""
+        for prefix in usage.kept:
+            self.pins.labels(prefix.not_kept or "kept").inc()
 
     def timed_out(self, cause: str) -> None:
         """Count something whose time was over."""
@@ -134,7 +143,10 @@ class MeteredFrontend:
 
     async def prewarm(self, request: GenerateRequest, workers: int) -> list[Usage]:
         """See TokenizingFrontend."""
-        return await self._inner.prewarm(request, workers)
+        usages = await self._inner.prewarm(request, workers)
+        for usage in usages:
+            self._metrics.count_pins(usage)
+        return usages
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent, None]:
         """See Frontend."""

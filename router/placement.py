@@ -107,7 +107,7 @@ class Placer:
     ) -> None:
         self._state = state
         self._policy = policy
-        self._block_size = block_size
+        self.block_size = block_size
         self._stale_after_s = stale_after_s
         self._clock = clock
         self._fleet = Fleet(state.loads)
@@ -127,7 +127,7 @@ class Placer:
         """
         placement = self.weigh(prompt, max_tokens, avoid, terms)
         worker_id, now = placement.worker_id, self._clock()
-        loads, size, tokens = self._state.loads, self._block_size, len(prompt.token_ids)
+        loads, size, tokens = self._state.loads, self.block_size, len(prompt.token_ids)
         pulled = placement.source.blocks if placement.source else 0
         uncached = max(1, tokens - max(placement.expected_blocks, pulled) * size)
         new = tokens - loads.shared_blocks(worker_id, prompt.keys) * size
@@ -158,7 +158,7 @@ class Placer:
         if not table:
             raise self._none_fits(len(prompt.token_ids), max_tokens)
         route = RouteRequest(
-            len(prompt.token_ids), max_tokens, self._block_size, prompt.home_key, prompt.keyed
+            len(prompt.token_ids), max_tokens, self.block_size, prompt.home_key, prompt.keyed
         )
         self._note_shared(route, table, prompt.keys)
         costs, decision = self._decide(route, table)
@@ -183,7 +183,7 @@ class Placer:
             decision=replace(decision, excluded=excluded) if excluded else decision,
             matched_blocks=int(table.matched_blocks[row]),
             expected_blocks=int(table.expected_blocks[row]),
-            reachable_tokens=int(greatest(table.matched_blocks)) * self._block_size,
+            reachable_tokens=int(greatest(table.matched_blocks)) * self.block_size,
             source=source,
             predicted_ttft_s=float(ttft_s[row]),
         )
@@ -225,7 +225,7 @@ class Placer:
             return
         for row in (short & (table.expected_blocks > 0)).nonzero()[0].tolist():
             blocks = self._state.loads.shared_blocks(table.worker_ids[row], keys)
-            table.shared_tokens[row] = blocks * self._block_size
+            table.shared_tokens[row] = blocks * self.block_size
 
     def _decide(self, route: RouteRequest, table: CandidateTable) -> tuple[CostTable, Decision]:
         """Ask the policy, and complete its answer where it compared otherwise than in seconds."""

@@ -2,7 +2,7 @@
 
 It is a generation of one token that nobody reads: the first worker finds or computes the prompt, and each
 further one pulls it from there, or computes what does not come. A worker gives its first token after the
-prompt's blocks have their hashes, so that token is the acknowledgement.
+prompt's blocks have their hashes and their leases, so that token is the acknowledgement.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from kvhive.proto.errors import InvalidRequest, Unavailable
+from kvhive.proto.limits import MAX_PIN_TTL_S
+from kvhive.router.chat.messages import CacheBreakpoint, ChatPrompt
+from kvhive.router.field_checks import check_above_zero
 from kvhive.router.frontend import Finished, GenerationEvent, Started, Usage
-from kvhive.router.request import GenerateRequest
+from kvhive.router.request import GenerateRequest, PromptPin
 from kvhive.router.sampling_params import SamplingParams
 
 MAX_PREWARMED = 64
@@ -26,6 +29,16 @@ Run: TypeAlias = AsyncGenerator[GenerationEvent, None]
 
 Begin: TypeAlias = Callable[[GenerateRequest, set[str], str], Awaitable[Run]]
 """Prepares a generation that avoids some workers, and pulls from one (empty: from nobody)."""
+
+
+def keeping(request: GenerateRequest, ttl_s: float) -> GenerateRequest:
+    """Return the same request, with its whole prompt to be kept, too. Raises InvalidRequest."""
+    check_above_zero("ttl_s", ttl_s, MAX_PIN_TTL_S)
+    prompt = request.prompt
+    if not isinstance(prompt, ChatPrompt):
+        return replace(request, pins=(*request.pins, PromptPin(ttl_s)))
+    end = CacheBreakpoint(ttl_s, message=len(prompt.messages) - 1)
+    return replace(request, prompt=replace(prompt, breakpoints=(*prompt.breakpoints, end)))
 
 
 async def prewarmed(request: GenerateRequest, workers: int, begin: Begin) -> list[Usage]:

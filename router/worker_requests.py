@@ -5,7 +5,9 @@ from __future__ import annotations
 from kvhive.proto.block_hash import pack_tokens
 from kvhive.proto.v1 import worker_pb2
 from kvhive.router.generation import Choice, Generation
+from kvhive.router.pins import worker_pins
 from kvhive.router.placement import Placement
+from kvhive.router.sampling_params import Grammar
 
 
 def worker_requests(
@@ -50,6 +52,10 @@ def _request(
         priority=generation.request.priority,
         tenant=generation.request.tenant,
         moved=generation.failovers > 0,
+        pins=[
+            worker_pb2.WorkerPin(tokens=tokens, ttl_s=ttl_s)
+            for tokens, ttl_s in worker_pins(generation.pins).items()
+        ],
         sampling=worker_pb2.WorkerSampling(
             max_tokens=generation.max_tokens,
             temperature=sampling.temperature,
@@ -67,8 +73,13 @@ def _request(
             logprobs=sampling.logprobs,
             prompt_logprobs=sampling.prompt_logprobs,
             speculate=sampling.speculate,
+            grammar=_grammar(sampling.grammar),
         ),
     )
+
+
+def _grammar(grammar: Grammar | None) -> worker_pb2.Grammar | None:
+    return None if grammar is None else worker_pb2.Grammar(kind=grammar.kind, text=grammar.text)
 
 
 def _source(placement: Placement) -> worker_pb2.BlockSource | None:

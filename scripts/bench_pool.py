@@ -118,8 +118,7 @@ def _match(pool: BlockPool, hashes: list[BlockHash]) -> list[Block]:
 
 
 def _pin(pool: BlockPool, blocks: list[Block]) -> list[Block]:
-    for index, block in enumerate(blocks):
-        pool.pin(block, index % CHAIN, "tenant", 0.5, 0.0)
+    pool.pin(blocks, [0.5] * len(blocks), "tenant", 0.0)
     return blocks
 
 

@@ -124,7 +124,7 @@ def down(name: str | None, grace_s: float, forget: bool) -> None:
 @json_option
 def status(name: str | None, as_json: bool) -> None:
     """Show the workers, their caches and the endpoints."""
-    from kvhive.scripts.client import RouterClient
+    from kvhive.client import ONCE, Client
     from kvhive.scripts.cluster_access import operators_key
     from kvhive.scripts.control_socket import ask
     from kvhive.scripts.status_report import status_document, status_lines
@@ -134,7 +134,7 @@ def status(name: str | None, as_json: bool) -> None:
         fleet = ask(Path(state.runtime_dir), {"do": "fleet"})
     except ClusterError:
         fleet = None  # the router knows most of it
-    with RouterClient(state.grpc, operators_key(state)) as client:
+    with Client(state.grpc, api_key=operators_key(state), retry=ONCE) as client:
         document = status_document(state, client.cluster(), fleet)
     click.echo(json.dumps(document, indent=2) if as_json else "\n".join(status_lines(document)))
 
@@ -190,18 +190,36 @@ def generate(name: str | None, as_json: bool, flags: SamplingFlags, prompt: str)
 @cluster_option
 @json_option
 @click.option("--workers", type=int, default=1, show_default=True, help="How many are to hold it.")
+@click.option("--ttl", "ttl_s", type=float, default=None, help="Keep it so many seconds after its last use.")
 @click.option("--system", default=None, help="PROMPT is a message after this system message.")
 @click.option("--cache-salt", default="", help="Share cached blocks only with requests of this salt.")
 @click.argument("prompt")
 def prewarm(
-    name: str | None, as_json: bool, workers: int, system: str | None, cache_salt: str, prompt: str
+    name: str | None,
+    as_json: bool,
+    workers: int,
+    ttl_s: float | None,
+    system: str | None,
+    cache_salt: str,
+    prompt: str,
 ) -> None:
     """Bring PROMPT (`-` reads it from stdin) into workers' caches, and return when it is there."""
     from kvhive.scripts import prewarm_command
 
     text = sys.stdin.read() if prompt == "-" else prompt
-    wanted = prewarm_command.Wanted(text, system, cache_salt, workers)
+    wanted = prewarm_command.Wanted(text, system, cache_salt, workers, ttl_s)
     prewarm_command.run(_folder(name).require(), wanted, as_json)
+
+
+@cli.command()
+@cluster_option
+@json_option
+@click.argument("request_id")
+def explain(name: str | None, as_json: bool, request_id: str) -> None:
+    """Say why REQUEST_ID went where it did, as far back as the router remembers."""
+    from kvhive.scripts import explain_command
+
+    explain_command.run(_folder(name).require(), request_id, as_json)
 
 
 @cli.command()

@@ -22,11 +22,11 @@ from pathlib import Path
 import click
 import grpc.aio
 
+from kvhive.client.connection import key_metadata
 from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.proto.v1 import inference_pb2_grpc
 from kvhive.router.auth.cluster_secret import operator_key
 from kvhive.scripts.bench_proxy_rig import Rig, running_rig
-from kvhive.scripts.client import key_metadata
 from kvhive.scripts.hostile_attacks import ATTACKS
 
 STREAM_TOKENS = 400

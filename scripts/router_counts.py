@@ -8,10 +8,10 @@ from pathlib import Path
 
 import grpc
 
+from kvhive.client.connection import key_metadata
 from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.proto.v1 import inference_pb2_grpc
 from kvhive.router.autoscaling_signals import RouterCounts
-from kvhive.scripts.client import key_metadata
 from kvhive.scripts.router_process import ReadyRouter
 
 INTERVAL_S = 1.0

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from kvhive.client import ONCE, Client
 from kvhive.proto.errors import ClusterError, Unavailable
 from kvhive.router.auth.cluster_secret import operator_key
-from kvhive.scripts.client import RouterClient
 from kvhive.scripts.detached_process import launch_module
 from kvhive.scripts.log_tail import last_line
 from kvhive.scripts.owned_processes import ProcessId, identify
@@ -124,7 +124,7 @@ def wait_routable(grpc_target: str, cluster_token: str, count: int) -> None:
     """
     deadline = time.monotonic() + _ROUTABLE_TIMEOUT_S
     routable = 0
-    with RouterClient(grpc_target, operator_key(cluster_token)) as client:
+    with Client(grpc_target, api_key=operator_key(cluster_token), retry=ONCE) as client:
         while True:
             try:
                 routable = sum(worker.routable for worker in client.cluster().workers)

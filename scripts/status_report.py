@@ -17,6 +17,7 @@ _COLUMNS = (
     ("LIVE", "live"),
     ("CACHED", "cached"),
     ("FREE", "free"),
+    ("PINNED", "pinned"),
     ("HIT", "hit"),
     ("PULLED", "pulled"),
     ("ACCEPT", "accept"),
@@ -114,5 +115,5 @@ def _worker(worker: pb.WorkerInfo) -> dict[str, Any]:
     return {
         **plain,
         "detail": "",
-        "blocks": {name: getattr(blocks, name) for name in ("total", "live", "cached", "free")},
+        "blocks": {name: getattr(blocks, name) for name in ("total", "live", "cached", "free", "pinned")},
     }

@@ -8,6 +8,7 @@ import ray
 
 from kvhive.proto.config import ClusterConfig
 from kvhive.proto.errors import ClusterError
+from kvhive.scripts.worker_vocabulary import load_vocabulary
 from kvhive.worker.actor import find_worker, give_place_back, list_workers
 from kvhive.worker.options import WorkerOptions
 
@@ -90,6 +91,8 @@ class Fleet:
             max_step_tokens=workers.max_step_tokens,
             max_running=workers.max_running,
             max_waiting=workers.max_waiting,
+            pin_share=workers.pin_share,
+            pin_tenant_share=workers.pin_tenant_share,
             max_context=config.model.max_context,
             threads=workers.threads or max(1, share),
             host=workers.host,
@@ -101,6 +104,7 @@ class Fleet:
             cluster_token=self.cluster_token,
             speculation=config.speculation,
             transfer=workers.transfer,
+            load_vocabulary=load_vocabulary,
         )
 
 

@@ -18,13 +18,14 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator
+from collections.abc import Sequence as ReadOnly
 from dataclasses import dataclass
 from operator import attrgetter
 
 from kvhive.proto.block_hash import BlockHash, BlockKey, block_key
 from kvhive.proto.kv_events import KvEvent, RemovalCause
 from kvhive.worker.late_reuse import LateReuse
-from kvhive.worker.pins import Lease, Leases, PinBudget
+from kvhive.worker.pins import Lease, Leases, PinBudget, PinRefusal
 
 
 @dataclass(slots=True, eq=False)
@@ -149,17 +150,26 @@ class BlockPool:
             block.lease = None
             self._cached[block.block_id] = block
 
-    def pin(self, block: Block, depth: int, tenant: str, ttl_s: float, now: float) -> bool:
-        """Keep a live registered block for `ttl_s` seconds after its last use; False when refused.
+    def pin(
+        self, chain: ReadOnly[Block], ttls: ReadOnly[float], tenant: str, now: float
+    ) -> PinRefusal | None:
+        """Keep live registered blocks, each for its seconds after its last use: all of them, or none.
 
-        `depth` is its place in its chain. Pin a chain from its first block on, and stop at a refusal.
+        They are a chain from its first block on, and no parent's time is shorter than its child's.
         """
-        assert block.ref_count > 0, f"block {block.block_id} pinned while nobody holds it"
-        assert block.block_hash is not None, f"block {block.block_id} pinned without a hash"
-        asked = Lease(block.block_id, depth, tenant, ttl_s, now + ttl_s)
-        granted = self.leases.grant(block.lease, asked)
-        block.lease = granted or block.lease
-        return granted is not None
+        new = charged = 0
+        for block, ttl_s in zip(chain, ttls, strict=True):
+            assert block.ref_count > 0, f"block {block.block_id} pinned while nobody holds it"
+            assert block.block_hash is not None, f"block {block.block_id} pinned without a hash"
+            lease = block.lease
+            new += lease is None
+            charged += lease is None or (lease.ttl_s < ttl_s and lease.tenant != tenant)
+        refusal = self.leases.refusal(tenant, new, charged)
+        if refusal is None:
+            for depth, (block, ttl_s) in enumerate(zip(chain, ttls, strict=True)):
+                asked = Lease(block.block_id, depth, tenant, ttl_s, now + ttl_s)
+                block.lease = self.leases.grant(block.lease, asked)
+        return refusal
 
     def expire(self, now: float) -> None:
         """Let the blocks whose leases have ended be evicted. O(log n) per ended lease, else O(1)."""

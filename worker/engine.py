@@ -12,11 +12,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from kvhive.proto.errors import ComputeError, KvhiveError, Unavailable
+from kvhive.proto.errors import ComputeError, KvhiveError, Overloaded, Unavailable
 from kvhive.proto.index_schema import LoadReport
 from kvhive.proto.kv_events import KvEvent
 from kvhive.worker.block_desk import BlockDesk, PullOutcome
 from kvhive.worker.block_pool import BlockPool
+from kvhive.worker.kept_out import MAX_KEPT_OUT_S
 from kvhive.worker.model_runner import Chunk, ChunkResult, ModelRunner, TokenLogprobs
 from kvhive.worker.scheduler import Scheduler
 from kvhive.worker.sequence import FinishReason, Sequence
@@ -46,6 +47,7 @@ class Output:
     finish: FinishReason | None = None
     error: KvhiveError | None = None
     pulled_tokens: int = 0
+    pins_refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,7 @@ class Engine:
         """
         self._take_in()
         plan = self._scheduler.schedule()
+        self._give_up_kept_out()
         self._waits_for_moves = not plan and not self.desk.moves.idle
         results = self._timed_run([item.chunk for item in plan]) if plan else []
         self._scheduler.commit(plan, results)
@@ -213,6 +216,14 @@ class Engine:
             self._sequences[seq.request_id] = seq
             self.desk.fetch_for(seq)
 
+    def _give_up_kept_out(self) -> None:
+        for seq in self._scheduler.kept_out.overdue():
+            self._drop(seq.request_id)
+            error = Overloaded(
+                f"pinned blocks left no room for {len(seq.tokens)} tokens within {MAX_KEPT_OUT_S:g} s"
+            )
+            self._refused.append(Output(seq.request_id, error=error))
+
     def _drop(self, request_id: str) -> None:
         seq = self._sequences.pop(request_id, None)
         if seq is not None:
@@ -245,9 +256,8 @@ class Engine:
             if finish is FinishReason.CANCELLED:
                 continue  # since the step that is told of
             if result.failed:
-                outputs.append(
-                    Output(seq.request_id, error=ComputeError("the model's logits are not finite"))
-                )
+                error = result.reason or ComputeError("the model's logits are not finite")
+                outputs.append(Output(seq.request_id, error=error))
             elif result.tokens or result.prompt_logprobs:
                 outputs.append(
                     Output(  # by position: names would cost as much again
@@ -262,6 +272,7 @@ class Engine:
                         seq.accepted,
                         finish,
                         pulled_tokens=seq.pulled_tokens,
+                        pins_refused=seq.pins_refused,
                     )
                 )
             if finish is not None:
@@ -296,6 +307,7 @@ class Engine:
             blocks_live=usage.live,
             blocks_cached=usage.cached,
             blocks_free=usage.free,
+            blocks_pinned=self._manager.pool.leases.total,
             victim_reuse=self._manager.pool.reuse.share,
             answer_tokens=forecast.answer_tokens,
             growth_tokens=forecast.growth_tokens,

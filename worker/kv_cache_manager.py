@@ -51,6 +51,11 @@ class KvCacheManager:
         needed = self.blocks_for(num_tokens) - len(matched)
         return needed + reserved <= self.pool.available - evictable_matched
 
+    @property
+    def tokens_beside_pins(self) -> int:
+        """Tokens that the pool holds beside all that is pinned, in use or not."""
+        return (len(self.pool.blocks) - self.pool.leases.total) * self.block_size
+
     def kept_out_by_pins(self, seq: Sequence, num_tokens: int) -> bool:
         """Whether a sequence could not hold `num_tokens` tokens even if nothing ran, for idle pins."""
         room = len(self.pool.blocks) - self.pool.usage().pinned
@@ -100,16 +105,19 @@ class KvCacheManager:
         seq.registered = full
 
     def pin(self, seq: Sequence) -> None:
-        """Pin what a sequence asks for, as far as the budget goes. Its prompt is computed."""
-        now, kept = self.clock(), 0
-        for index in range(seq.prompt_tokens // self.block_size):
-            end = (index + 1) * self.block_size
-            ttl_s = max((pin.ttl_s for pin in seq.pins if pin.tokens >= end), default=0.0)
-            block = self.pool.blocks[seq.block_table[index]]
-            if ttl_s <= 0 or not self.pool.pin(block, index, seq.tenant, ttl_s, now):
+        """Pin what a sequence asks for: each of its pins whole, the longest ones left out that do not fit.
+
+        Its prompt is computed. O(blocks) for each pin that is left out, and once for the others.
+        """
+        wanted = sorted((pin.tokens // self.block_size, pin.ttl_s) for pin in seq.pins if pin.ttl_s > 0)
+        while wanted and wanted[-1][0]:
+            chain = [self.pool.blocks[block_id] for block_id in seq.block_table[: wanted[-1][0]]]
+            refusal = self.pool.pin(chain, _longest_of(wanted), seq.tenant, self.clock())
+            if refusal is None:
                 break
-            kept = end
-        seq.pinned_tokens = kept
+            seq.pins_refused = refusal
+            wanted.pop()
+        seq.pinned_tokens = wanted[-1][0] * self.block_size if wanted else 0
 
     def trim(self, seq: Sequence) -> None:
         """Take back the blocks beyond a sequence's tokens, which it got for drafts."""
@@ -132,3 +140,15 @@ class KvCacheManager:
         seq.block_table = []
         seq.registered = 0
         seq.num_computed = 0
+
+
+def _longest_of(pins: list[tuple[int, float]]) -> list[float]:
+    """Return for each block the longest time that pins, shorter ones first, ask for it."""
+    ttls: list[float] = []
+    longest = 0.0
+    for place in range(len(pins) - 1, -1, -1):
+        blocks, ttl_s = pins[place]
+        before = pins[place - 1][0] if place else 0
+        longest = max(longest, ttl_s)
+        ttls += [longest] * (blocks - before)
+    return ttls[::-1]

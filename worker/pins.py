@@ -8,9 +8,11 @@ The cache stays prefix-closed whatever the order in which leases end, because al
 end last block first: a pin covers every block before its end, so a parent's `ttl_s` is never the shorter
 one, and whoever releases a child then releases its parent. Of leases that end together the deeper one does.
 
+A pin is kept whole or not at all: a promise that was not given holds nobody's budget.
+
 Pins never make the pool unusable. Their budget is less than the pool, and a request that fits only without
-the pinned blocks waits while others pass it; as long as one waits, no lease is granted or renewed, so that
-it waits no longer than the running requests plus the longest lease.
+the pinned blocks waits while others pass it (kept_out.py); no lease is granted or renewed then, so that
+room is made as fast as promises allow, and after a minute it is refused.
 """
 
 from __future__ import annotations
@@ -19,6 +21,18 @@ import heapq
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
+
+
+class PinRefusal(StrEnum):
+    """Why a pin is not kept."""
+
+    OVER_BUDGET = "over_budget"
+    """All tenants' pins together would hold more of the pool than they may."""
+    OVER_TENANT_BUDGET = "over_tenant_budget"
+    """The tenant's would."""
+    MAKING_ROOM = "making_room"
+    """Somebody waits for leases to end, so none begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +76,7 @@ class Leases:
         self._num_blocks = num_blocks
         self.budget = budget
         self.renewing = True
-        """False while a request waits for leases to end: none is granted or renewed then."""
+        """False while room is made for a request that waits for leases to end: none begins or is renewed."""
         self._held: Counter[str] = Counter()
         self._total = 0
         # (end when it was queued, -depth, block id, lease). One entry per lease at most: a lease that was
@@ -78,21 +92,24 @@ class Leases:
         """Leased blocks that count for a tenant."""
         return self._held[tenant]
 
-    def grant(self, lease: Lease | None, asked: Lease) -> Lease | None:
-        """Lease a live block, whose present lease is `lease`; return the one that it has now.
+    def refusal(self, tenant: str, new: int, charged: int) -> PinRefusal | None:
+        """Say why a tenant may not lease `new` more blocks and be charged for `charged`; None when it may."""
+        if not self.renewing:
+            return PinRefusal.MAKING_ROOM
+        if charged and self._held[tenant] + charged > int(self._num_blocks * self.budget.share_per_tenant):
+            return PinRefusal.OVER_TENANT_BUDGET
+        if new and self._total + new > int(self._num_blocks * self.budget.share_in_all):
+            return PinRefusal.OVER_BUDGET
+        return None
 
-        None when there is no room in the budget, or none are granted now.
+    def grant(self, lease: Lease | None, asked: Lease) -> Lease:
+        """Lease a live block, whose present lease is `lease`, unless that is as good; return what it has now.
+
+        The caller has asked `refusal`.
         """
-        if not self.renewing or asked.ttl_s <= 0:
-            return None
         if lease is not None and lease.ttl_s >= asked.ttl_s:
             return lease
-        new_tenant = lease is None or lease.tenant != asked.tenant
-        if new_tenant and self._held[asked.tenant] >= int(self._num_blocks * self.budget.share_per_tenant):
-            return None
         if lease is None:
-            if self._total >= int(self._num_blocks * self.budget.share_in_all):
-                return None
             self._charge(asked.tenant, 1)
             return asked
         self._charge(lease.tenant, -1)

@@ -100,6 +100,7 @@ class RequestStream:
             response.cached_tokens = output.cached_tokens
             response.written_tokens = output.written_tokens
             response.pinned_tokens = output.pinned_tokens
+            response.pins_refused = output.pins_refused
             response.pulled_tokens = output.pulled_tokens
         if output.prompt_logprobs:
             response.prompt_logprobs.extend(map(_wire_logprobs, output.prompt_logprobs))

@@ -248,20 +248,22 @@ class Grammar(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class WorkerGenerateResponse(_message.Message):
-    __slots__ = ("updates", "cached_tokens", "written_tokens", "pinned_tokens", "prompt_logprobs", "pulled_tokens")
+    __slots__ = ("updates", "cached_tokens", "written_tokens", "pinned_tokens", "pins_refused", "prompt_logprobs", "pulled_tokens")
     UPDATES_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PINNED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PINS_REFUSED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PULLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     updates: _containers.RepeatedCompositeFieldContainer[ChoiceUpdate]
     cached_tokens: int
     written_tokens: int
     pinned_tokens: int
+    pins_refused: str
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     pulled_tokens: int
-    def __init__(self, updates: _Optional[_Iterable[_Union[ChoiceUpdate, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., written_tokens: _Optional[int] = ..., pinned_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., pulled_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, updates: _Optional[_Iterable[_Union[ChoiceUpdate, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., written_tokens: _Optional[int] = ..., pinned_tokens: _Optional[int] = ..., pins_refused: _Optional[str] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., pulled_tokens: _Optional[int] = ...) -> None: ...
 
 class ChoiceUpdate(_message.Message):
     __slots__ = ("choice", "token_ids", "logprobs", "finished", "drafted_tokens", "accepted_tokens")
@@ -350,7 +352,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self, audit: _Optional[bool] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("worker_id", "epoch", "state", "blocks_total", "blocks_live", "blocks_cached", "blocks_free", "running", "waiting", "queued_prefill_tokens", "steps", "pid", "pulls", "pulled_tokens", "sent_blocks", "pull_latency_s", "pull_bytes_per_s", "audit")
+    __slots__ = ("worker_id", "epoch", "state", "blocks_total", "blocks_live", "blocks_cached", "blocks_free", "running", "waiting", "queued_prefill_tokens", "steps", "pid", "blocks_pinned", "pulls", "pulled_tokens", "sent_blocks", "pull_latency_s", "pull_bytes_per_s", "audit")
     class PullsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -370,6 +372,7 @@ class GetStatusResponse(_message.Message):
     QUEUED_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_PINNED_FIELD_NUMBER: _ClassVar[int]
     PULLS_FIELD_NUMBER: _ClassVar[int]
     PULLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SENT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -388,13 +391,14 @@ class GetStatusResponse(_message.Message):
     queued_prefill_tokens: int
     steps: int
     pid: int
+    blocks_pinned: int
     pulls: _containers.ScalarMap[str, int]
     pulled_tokens: int
     sent_blocks: int
     pull_latency_s: float
     pull_bytes_per_s: float
     audit: WorkerAudit
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., blocks_total: _Optional[int] = ..., blocks_live: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_free: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., pid: _Optional[int] = ..., pulls: _Optional[_Mapping[str, int]] = ..., pulled_tokens: _Optional[int] = ..., sent_blocks: _Optional[int] = ..., pull_latency_s: _Optional[float] = ..., pull_bytes_per_s: _Optional[float] = ..., audit: _Optional[_Union[WorkerAudit, _Mapping]] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., blocks_total: _Optional[int] = ..., blocks_live: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_free: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., pid: _Optional[int] = ..., blocks_pinned: _Optional[int] = ..., pulls: _Optional[_Mapping[str, int]] = ..., pulled_tokens: _Optional[int] = ..., sent_blocks: _Optional[int] = ..., pull_latency_s: _Optional[float] = ..., pull_bytes_per_s: _Optional[float] = ..., audit: _Optional[_Union[WorkerAudit, _Mapping]] = ...) -> None: ...
 
 class WorkerAudit(_message.Message):
     __slots__ = ("blocks", "digest", "pinned_blocks", "open_requests", "sessions", "tasks")

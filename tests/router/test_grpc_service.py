@@ -210,8 +210,12 @@ async def test_prewarming_says_what_it_took_at_each_worker(stub: inference_pb2_g
         worker_id="w0", cached_tokens=1, pulled_tokens=3, written_tokens=2
     )
     assert len((await stub.Prewarm(pb.PrewarmRequest(text="say"))).workers) == 1
+    for ttl_s, said in ((60.0, (True, "")), (600.0, (False, "over_budget"))):
+        (kept,) = (await stub.Prewarm(pb.PrewarmRequest(text="say", ttl_s=ttl_s))).workers
+        assert (kept.kept, kept.not_kept) == said
     for request, code in (
         (pb.PrewarmRequest(), grpc.StatusCode.INVALID_ARGUMENT),
+        (pb.PrewarmRequest(text="say", ttl_s=0), grpc.StatusCode.INVALID_ARGUMENT),
         (pb.PrewarmRequest(text="refuse down"), grpc.StatusCode.UNAVAILABLE),
     ):
         with pytest.raises(grpc.aio.AioRpcError) as error:

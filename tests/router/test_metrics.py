@@ -10,9 +10,9 @@ from scripted_frontend import REFUSALS, USAGE, ScriptedFrontend
 
 from kvhive.proto.errors import InvalidRequest, NotNow, Overloaded, TimedOut, Unavailable
 from kvhive.router.dispatch_counters import DispatchCollector, DispatchCounters
-from kvhive.router.frontend import GenerationEvent
+from kvhive.router.frontend import GenerationEvent, KeptPrefix
 from kvhive.router.metrics import MeteredFrontend, RequestMetrics
-from kvhive.router.request import GenerateRequest, TextPrompt
+from kvhive.router.request import GenerateRequest, PromptPin, TextPrompt
 
 
 class Metered:
@@ -53,6 +53,20 @@ def test_a_replicated_prefix_is_counted_by_what_was_computed_a_second_time() -> 
     metrics.count(replace(usage, route_reason="prefix"), "stop", 0.1)
     assert metrics.tokens.labels("replicated")._value.get() == 48
     assert metrics.routed.labels("replica")._value.get() == 1
+
+
+async def test_pins_are_counted_by_what_became_of_them(metered: Metered) -> None:
+    """Of what is generated and of what is prewarmed, each breakpoint once."""
+    kept = KeptPrefix(16, 60.0, True), KeptPrefix(0, 60.0, False, "below_minimum")
+    metered.metrics.count(replace(USAGE, kept=kept, not_kept="below_minimum"), "stop", 0.1)
+    request = GenerateRequest(TextPrompt("say"), pins=(PromptPin(60.0), PromptPin(600.0)))
+    await metered.frontend.prewarm(request, 2)
+    counts = {name: count for name, count in metered.counts().items() if "pins" in name}
+    assert counts == {
+        "kvhive_pins_total,outcome=kept": 3,
+        "kvhive_pins_total,outcome=below_minimum": 1,
+        "kvhive_pins_total,outcome=over_budget": 2,
+    }
 
 
 async def test_a_request_that_ends_well_is_counted_once(frontend: ScriptedFrontend, metered: Metered) -> None:

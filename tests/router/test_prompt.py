@@ -22,7 +22,7 @@ from kvhive.router.prompt import (
     UNKNOWN_CHARS,
     PromptPreparer,
 )
-from kvhive.router.request import GenerateRequest, Prompt, TextPrompt, TokenPrompt
+from kvhive.router.request import GenerateRequest, Prompt, PromptPin, TextPrompt, TokenPrompt
 from kvhive.router.tokenizer import TextTokenizer
 
 
@@ -56,7 +56,7 @@ class Watched:
             case TokenPrompt(token_ids):
                 right = list(token_ids)
             case ChatPrompt(messages):
-                right = self.tokenizer.encode_chat(messages)
+                right = self.tokenizer.encode(self.tokenizer.render_chat(messages), add_special_tokens=False)
         assert list(prepared.token_ids) == right and prepared.packed == pack_tokens(right)
         assert len(prepared.keys) == len(right) // 4
         return self.threads[0 if isinstance(prompt, TokenPrompt) else -2]
@@ -118,7 +118,7 @@ async def test_a_template_that_is_slow_time_after_time_is_rendered_in_threads(wa
 
 
 async def test_a_template_that_takes_too_long_is_slow_too(watched: Watched) -> None:
-    def refuses(messages: Any) -> str:
+    def refuses(*said: Any) -> str:
         raise InvalidRequest("messages", "the chat template took too long")
 
     rendered, watched.tokenizer.render_chat = watched.tokenizer.render_chat, refuses  # type: ignore[method-assign]
@@ -128,3 +128,11 @@ async def test_a_template_that_takes_too_long_is_slow_too(watched: Watched) -> N
             await watched.preparer.prepare(GenerateRequest(chat("hello")))
     watched.tokenizer.render_chat = rendered  # type: ignore[method-assign]
     assert await watched.thread(chat("hello")) == "tokenizer"
+
+
+async def test_a_pin_says_of_how_many_tokens_it_is(watched: Watched) -> None:
+    pins = (PromptPin(300.0, 3), PromptPin(60.0))
+    request = GenerateRequest(TokenPrompt((1, 2, 3, 4, 5)), pins=pins)
+    assert (await watched.preparer.prepare(request)).pins == (PromptPin(300.0, 3), PromptPin(60.0, 5))
+    with pytest.raises(InvalidRequest, match=r"pins\[0\].tokens: .* the prompt's 2 tokens, is 3"):
+        await watched.preparer.prepare(GenerateRequest(TokenPrompt((1, 2)), pins=pins))

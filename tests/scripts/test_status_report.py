@@ -12,7 +12,7 @@ STATE = ClusterState("default", "/tmp/x", "t", ready=True, grpc="127.0.0.1:1", h
 def answer() -> pb.GetClusterResponse:
     cluster = pb.GetClusterResponse(cluster="default", model="tiny", version="0.1.0")
     worker = cluster.workers.add(id="w1", state="serving", epoch=7, routable=True, device="cpu")
-    worker.blocks.CopyFrom(pb.Blocks(total=10, live=1, cached=4, free=5))
+    worker.blocks.CopyFrom(pb.Blocks(total=10, live=1, cached=4, free=5, pinned=2))
     worker.prefix_query_tokens, worker.prefix_hit_tokens = 200, 50
     return cluster
 
@@ -22,7 +22,7 @@ def test_the_document_has_what_outside_checks_rely_on() -> None:
     assert document["endpoints"] == {"grpc": "127.0.0.1:1", "http": "http://127.0.0.1:2"}
     (worker,) = document["workers"]
     assert (worker["id"], worker["state"], worker["epoch"]) == ("w1", "serving", 7)
-    assert worker["blocks"] == {"total": 10, "live": 1, "cached": 4, "free": 5}
+    assert worker["blocks"] == {"total": 10, "live": 1, "cached": 4, "free": 5, "pinned": 2}
 
 
 def test_the_table_is_plain_and_says_the_hit_rate() -> None:

@@ -48,7 +48,7 @@ class PoolAccounting(RuleBasedStateMachine):
         salt=st.sampled_from(["", "s"]),
         n=st.sampled_from([1, 1, 2, 3]),
         who=st.tuples(st.integers(-1, 1), st.sampled_from(["a", "b", "c"])),
-        pin=st.sampled_from([None, None, (8, 0.5), (14, 5.0)]),
+        pins=st.sampled_from([[], [], [(8, 0.5)], [(14, 5.0)], [(4, 300.0), (12, 20.0)]]),
         prompt_logprobs=st.sampled_from([None, None, None, 1]),
     )
     def submit(
@@ -60,7 +60,7 @@ class PoolAccounting(RuleBasedStateMachine):
         salt: str,
         n: int,
         who: tuple[int, str],
-        pin: tuple[int, float] | None,
+        pins: list[tuple[int, float]],
         prompt_logprobs: int | None,
     ) -> None:
         self.serial += 1
@@ -73,7 +73,7 @@ class PoolAccounting(RuleBasedStateMachine):
             salt=salt,
             priority=who[0],
             tenant=who[1],
-            pins=[pin] if pin else [],
+            pins=[(min(tokens, len(prompt)), ttl_s) for tokens, ttl_s in pins],
             prompt_logprobs=prompt_logprobs,
         )
 

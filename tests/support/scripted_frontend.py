@@ -8,7 +8,16 @@ from collections.abc import AsyncGenerator, Sequence
 
 from kvhive.proto.errors import ComputeError, InvalidRequest, Overloaded, TimedOut, Unavailable
 from kvhive.router.chat.messages import ChatPrompt
-from kvhive.router.frontend import Delta, Finished, GenerationEvent, ModelInfo, Started, TokenPiece, Usage
+from kvhive.router.frontend import (
+    Delta,
+    Finished,
+    GenerationEvent,
+    KeptPrefix,
+    ModelInfo,
+    Started,
+    TokenPiece,
+    Usage,
+)
 from kvhive.router.request import GenerateRequest, Prompt, TextPrompt, validate_request
 
 REFUSALS = {
@@ -76,7 +85,14 @@ class ScriptedFrontend:
         verb, *words = text_of(request.prompt).split()
         if verb == "refuse":
             raise REFUSALS[words[0]]
-        return [Usage(7, 1, 1, 0, 2, f"w{i}", pulled_tokens=3) for i in range(workers)]
+        kept = tuple(
+            KeptPrefix(4, pin.ttl_s, pin.ttl_s < 100, "" if pin.ttl_s < 100 else "over_budget")
+            for pin in request.pins
+        )
+        why = "" if all(prefix.kept for prefix in kept) else "over_budget"
+        return [
+            Usage(7, 1, 1, 0, 2, f"w{i}", pulled_tokens=3, kept=kept, not_kept=why) for i in range(workers)
+        ]
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent, None]:
         self.active += 1

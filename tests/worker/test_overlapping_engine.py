@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as ReadOnly
 
@@ -95,7 +96,7 @@ def test_a_refusal_is_told_without_a_step(rig: OverlappingRig) -> None:
 def test_the_end_of_the_last_running_request_is_told_while_others_wait_for_pins(rig: OverlappingRig) -> None:
     rig.submit("a", range(6), max_tokens=3)
     rig.step()
-    rig.scheduler._kept_out.add("somebody")
+    rig.scheduler.kept_out._waiting[rig.sequences["a"]] = math.inf, 1
     for _ in range(2):
         rig.step()
     assert rig.outputs["a"][-1].finish is not None

@@ -27,14 +27,9 @@ def release(pool: BlockPool, blocks: list[Block], now: float) -> None:
         pool.release(block, now)
 
 
-def pin(pool: BlockPool, blocks: list[Block], ttl_s: float, tenant: str = "t", now: float = 0.0) -> int:
-    """Pin a chain from its first block on; return how many blocks were kept."""
-    kept = 0
-    for depth, block in enumerate(blocks):
-        if not pool.pin(block, depth, tenant, ttl_s, now):
-            break
-        kept += 1
-    return kept
+def pin(pool: BlockPool, blocks: list[Block], ttl_s: float, tenant: str = "t", now: float = 0.0) -> str:
+    """Pin a chain; return why not, or nothing."""
+    return pool.pin(blocks, [ttl_s] * len(blocks), tenant, now) or ""
 
 
 def cached_names(pool: BlockPool) -> set[str]:
@@ -45,7 +40,7 @@ def test_a_pinned_block_is_evicted_only_after_its_lease() -> None:
     """It counts as cached, is not available, and comes back as a victim when the lease ends."""
     pool = BlockPool(8)
     blocks = chain(pool, "a", 2)
-    assert pin(pool, blocks, ttl_s=10.0) == 2
+    assert pin(pool, blocks, ttl_s=10.0) == ""
     release(pool, blocks, now=5.0)
     assert (pool.usage().cached, pool.usage().pinned, pool.available) == (2, 2, 6)
     pool.expire(now=14.9)
@@ -91,16 +86,19 @@ def test_prefixes_stay_closed_however_leases_end(ttls: tuple[float, float]) -> N
 
 def test_pins_are_bounded_per_tenant_and_in_all_and_what_was_refused_is_told() -> None:
     pool = BlockPool(20)
-    kept = [pin(pool, chain(pool, name, 6), 60.0, tenant=name) for name in "abc"]
-    assert kept == [5, 5, 0], "a quarter each, half in all"
-    assert [pool.leases.held_by(name) for name in "abc"] == [5, 5, 0]
+    asked = [("a", 4), ("b", 6), ("b", 5), ("a", 1), ("a", 1), ("c", 1)]
+    refusals = [
+        pin(pool, chain(pool, f"{name}{i}-", length), 60.0, name) for i, (name, length) in enumerate(asked)
+    ]
+    assert refusals == ["", "over_tenant_budget", "", "", "over_tenant_budget", "over_budget"]
+    assert [pool.leases.held_by(name) for name in "abc"] == [5, 5, 0], "a quarter each, half in all"
 
 
 def test_a_block_counts_for_the_tenant_that_wants_it_longest() -> None:
     pool = BlockPool(20)
     blocks = chain(pool, "a", 4)
     for tenant, ttl_s, charged in (("a", 5.0, (4, 0)), ("b", 5.0, (4, 0)), ("b", 9.0, (0, 4))):
-        assert pin(pool, blocks, ttl_s, tenant) == 4
+        assert pin(pool, blocks, ttl_s, tenant) == ""
         assert (pool.leases.held_by("a"), pool.leases.held_by("b")) == charged
     assert pool.leases.total == 4
 
@@ -109,7 +107,7 @@ def test_clearing_forgets_pinned_blocks_and_gives_their_budget_back() -> None:
     pool = BlockPool(8)
     for _ in range(3):
         blocks = chain(pool, "a", 2)
-        assert pin(pool, blocks, 100.0) == 2
+        assert pin(pool, blocks, 100.0) == ""
         release(pool, blocks, now=0.0)
         assert pool.clear() == 2
         assert (pool.leases.total, pool.usage().free, len(pool.leases._ends)) == (0, 8, 0)
