@@ -148,6 +148,18 @@ def test_bad_parameters_are_refused_by_name(source: str, parameters: str, why: s
         renderer(source).render(TALK[:2], (TOOLS[1], Tool("f", "", parameters)))
 
 
+def test_ids_are_short_where_a_template_wants_them_so() -> None:
+    def text(name: str) -> str:
+        turn = ChatMessage("assistant", "", (ToolCall(name, "f", "{}"),))
+        answer = ChatMessage("tool", "1", tool_call_id=name)
+        return renderer(KNOW_TOOLS["mistral"]).render((TALK[1], turn, answer))
+
+    assert text("abcdefghi").count("abcdefghi") == 2
+    made = text("call_0123456789").split('"id": "')[1][:9]
+    assert made.isalnum() and text("call_0123456789").count(made) == 2
+    assert made not in text("call_0123456780")
+
+
 def test_a_template_refuses_in_its_own_words() -> None:
     turn = ChatMessage("assistant", "", (CALL, CALL))
     with pytest.raises(InvalidRequest, match=r"^messages: .*one call a turn"):

@@ -95,6 +95,7 @@ MISTRAL = """
     {%- elif message.tool_calls %}
         {{- '[CALLS] [' }}
         {%- for call in message.tool_calls %}
+            {%- if call.id | length != 9 %}{{- raise_exception('ids have 9 characters') }}{%- endif %}
             {{- '{"name": "' + call.function.name + '", "arguments": ' }}
             {{- call.function.arguments | tojson }}
             {{- ', "id": "' + call.id + '"}' + ('' if loop.last else ', ') }}
