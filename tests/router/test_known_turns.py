@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from chats import Talk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from odd_texts import FRAGMENTS
-from tiny_tokenizer import EOT, save_tokenizer
+from tiny_tokenizer import EOS, EOT, save_tokenizer
+from tool_templates import KNOW_TOOLS, LLAMA, MISTRAL, PLAIN, THINKS
 
 from kvhive.router.chat.known_turns import KnownTurn, KnownTurns
 from kvhive.router.chat.messages import ChatMessage, ChatPrompt, ToolCall
@@ -131,6 +135,59 @@ def test_the_same_words_after_other_ids_are_tokenised(tokenizer: TextTokenizer) 
     assert model.ids(third)[: len(model.ids(second)) + 5] == model.ids(second) + letters
     del known[key]
     assert model.ids(third) == tokenizer.encode(tokenizer.render_chat(third.messages), False)
+
+
+def with_template(directory: Path, source: str) -> TextTokenizer:
+    save_tokenizer(directory, "llama-bpe")
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    (directory / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": source}))
+    return TextTokenizer.load(directory)
+
+
+@pytest.mark.parametrize(("source", "kept"), [(PLAIN, True), (THINKS, False)])
+def test_a_template_that_leaves_thoughts_out_has_its_way(source: str, kept: bool, tmp_path: Path) -> None:
+    tokenizer = with_template(tmp_path, source)
+    talk, prompt = Talk(tokenizer, {EOT}), ChatPrompt((ChatMessage("user", "hello"),))
+    letters = [id for letter in "<think>\nhello</think>\n\nhello" for id in tokenizer.encode(letter, False)]
+    turn, _ = talk.answered(prompt, letters)
+    after = ChatPrompt((*prompt.messages, turn, ChatMessage("user", "x")))
+    before = talk.ids(prompt)
+    if kept:
+        assert talk.ids(after)[: len(before) + len(letters)] == before + letters
+    else:
+        assert talk.ids(after) == tokenizer.encode(tokenizer.render_chat(after.messages), False)
+    assert tokenizer.decode(talk.ids(after)).count("think") == 2 * kept
+
+
+@pytest.mark.parametrize("source", [LLAMA, MISTRAL])
+def test_templates_that_trim_or_put_a_space_before_it(source: str, tmp_path: Path) -> None:
+    """What was generated stands where it was generated, as it was."""
+    tokenizer = with_template(tmp_path, source)
+    talk, prompt = Talk(tokenizer, {EOT}), ChatPrompt((ChatMessage("user", "hello"),))
+    letters = [id for letter in "  hello \n" for id in tokenizer.encode(letter, False)]
+    turn, _ = talk.answered(prompt, letters)
+    before = talk.ids(prompt)
+    after = talk.ids(ChatPrompt((*prompt.messages, turn, ChatMessage("user", "x"))))
+    assert after[: len(before) + len(letters) + 1] == [*before, *letters, EOS if source == MISTRAL else EOT]
+
+
+@pytest.mark.parametrize("source", KNOW_TOOLS.values(), ids=KNOW_TOOLS)
+def test_a_template_may_refuse_turns_without_their_calls(source: str, tmp_path: Path) -> None:
+    """Mistral's counts turns: then calls are what the template makes of them, and the rest is as ever."""
+    tokenizer = with_template(tmp_path, source)
+    talk, prompt = Talk(tokenizer, {EOT}), ChatPrompt((ChatMessage("user", "go"),))
+    letters = [id for letter in "hello" for id in tokenizer.encode(letter, False)]
+    called, _ = talk.answered(prompt, letters, calls=[ToolCallDelta(0, "abcdefghi", "f", "{}")])
+    tool = ChatMessage("tool", "3", tool_call_id="abcdefghi")
+    second = ChatPrompt((*prompt.messages, called, tool))
+    before = talk.ids(second)
+    assert before[: len(talk.ids(prompt)) + 5] == talk.ids(prompt) + letters
+    turn, _ = talk.answered(second, letters)
+    third = ChatPrompt((*second.messages, turn, ChatMessage("user", "x")))
+    if source == MISTRAL:  # which has two turns of the assistant's then, one behind the other
+        assert talk.ids(third) == tokenizer.encode(tokenizer.render_chat(third.messages), False)
+    else:
+        assert talk.ids(third)[: len(before) + 5] == before + letters
 
 
 def test_calls_are_equal_where_they_mean_the_same(tokenizer: TextTokenizer) -> None:
