@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from chats import Talk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from odd_texts import FRAGMENTS
-from tiny_tokenizer import EOS, EOT, save_tokenizer
+from tiny_tokenizer import EOS, EOT, save_tokenizer, sentencepiece_parts
 from tool_templates import KNOW_TOOLS, LLAMA, MISTRAL, PLAIN, THINKS
 
 from kvhive.router.chat.known_turns import KnownTurn, KnownTurns
@@ -18,7 +19,10 @@ from kvhive.router.chat.messages import ChatMessage, ChatPrompt, ToolCall
 from kvhive.router.frontend import ToolCallDelta
 from kvhive.router.tokenizer import TextTokenizer
 
-BLOCK = 4
+SPACED = (
+    "{% for m in messages %}{% if m.role == 'user' %}<s>[INST] {{ m.content }} [/INST]"
+    "{% else %} {{ m.content | trim }}</s>{% endif %}{% endfor %}"
+)
 
 
 @pytest.fixture(scope="module", params=["llama-bpe", "gpt-2"])
@@ -75,6 +79,25 @@ def test_the_next_prompt_begins_with_this_one_and_its_answer(
         kept = starts_alike(after[len(before) :], counted)
         assert kept >= whole_ids(tokenizer, counted, turn.content)
         assert tokenizer.decode(after[len(before) :]).startswith(f"{turn.content}\nuser\nand?")
+
+
+@pytest.mark.parametrize("scheme", ["prepend", "first", "never"])
+def test_vocabularies_with_spaces_in_their_words(scheme: str) -> None:
+    """Whatever tokens come, halves of characters too; and whatever control tokens the user types."""
+    tokenizer, choices = TextTokenizer(sentencepiece_parts(scheme, SPACED)), random.Random(scheme)
+    for _ in range(40):
+        talk, messages = Talk(tokenizer), list[ChatMessage]()
+        for _ in range(3):
+            said = "".join(choices.choices([*FRAGMENTS, "<s>", "</s>"], k=choices.randint(0, 8)))
+            messages.append(ChatMessage("user", said))
+            prompt = ChatPrompt(tuple(messages))
+            before = talk.ids(prompt)
+            answer = choices.choices(range(3, tokenizer.vocab_size), k=choices.randint(1, 12))
+            turn, _ = talk.answered(prompt, answer + choices.choice([[], [2]]))
+            messages.append(turn)
+            after = talk.ids(ChatPrompt((*messages, ChatMessage("user", "x"))))
+            assert after[: len(before) + len(answer)] == before + answer
+            assert after.count(1) == len(messages) // 2 + 1, "nobody types a turn's beginning"
 
 
 def test_an_answer_is_there_once_and_so_is_its_end(tokenizer: TextTokenizer) -> None:
