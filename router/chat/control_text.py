@@ -105,6 +105,8 @@ class ControlTokens:
         Such a part reaches from one control token of the template's to the next. Each comes with where it
         begins.
         """
+        if not marks.controls_in(text):
+            return [(0, text)] if text else []
         pieces: list[tuple[int, str | Typed]] = []
         whole = start = 0
         for begin, end in [*(found.span() for found in self._pattern.finditer(text)), (len(text), len(text))]:

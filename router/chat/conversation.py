@@ -162,19 +162,21 @@ class Conversations:
         pieces: list[tuple[int, _Piece]] = []
         start = 0
         for begin, end, message in marks.turns(text):
-            pieces += [*self._texts(text[start:begin], start, marks), (begin, _Turn(message))]
+            pieces += [*self._texts(text[start:begin], start, marks, ended=True), (begin, _Turn(message))]
             pieces += [(end, piece) for _, piece in self._texts(turns[message].rest, end, marks)]
             start = end
         return [*pieces, *self._texts(text[start:], start, marks)]
 
-    def _texts(self, text: str, start: int, marks: Marks) -> list[tuple[int, _Piece]]:
-        return [
-            (start + place, piece if isinstance(piece, Typed) else _Plain(piece, self._looked_up(piece)))
-            for place, piece in self._control.apart(text, marks)
-        ]
+    def _texts(self, text: str, start: int, marks: Marks, ended: bool = False) -> list[tuple[int, _Piece]]:
+        pieces: list[tuple[int, _Piece]] = []
+        for place, piece in self._control.apart(text, marks):
+            known = piece if isinstance(piece, Typed) else _Plain(piece, self._looked_up(piece, ended))
+            pieces.append((start + place, known))
+        return pieces
 
-    def _looked_up(self, text: str) -> PartlyKnown:
-        return self._tokenizer.look_up(text, add_special_tokens=False)  # the template writes BOS itself
+    def _looked_up(self, text: str, ended: bool = False) -> PartlyKnown:
+        # The template writes BOS itself.
+        return self._tokenizer.look_up(text, add_special_tokens=False, ended=ended)
 
     def _encoded(
         self, pieces: Sequence[_Piece], turns: Mapping[int, KnownTurn]
