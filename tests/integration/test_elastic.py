@@ -20,7 +20,7 @@ from tiny_models import tiny
 from tiny_tokenizer import BOS, EOS, save_tokenizer, words
 
 from kvhive.scripts.cluster_state import ClusterState, StateFolder
-from kvhive.scripts.owned_processes import is_alive
+from kvhive.scripts.owned_processes import is_alive, processes_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -135,21 +135,29 @@ async def killed(cluster: Any, client_of: Callable[[], Client]) -> None:
     assert pids(cluster) == workers
 
 
-async def node_lost(cluster: Any) -> None:
-    """The node's manager dies, and no worker outlives it: the device would not be free for the next one."""
-    workers = set(pids(cluster).values())
-    runtime_dir = Path(cluster.kvhive.state()["runtime_dir"])
-    (manager,) = (
+def manager_of(runtime_dir: Path) -> int:
+    """The process of Ray's node manager."""
+    (pid,) = (
         process.pid
         for process in processes_of(runtime_dir)
         if Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")[0].endswith(b"/raylet")
     )
-    os.kill(manager, signal.SIGKILL)
+    return pid
+
+
+def alive(processes: set[int]) -> set[int]:
+    return {pid for pid in processes if Path(f"/proc/{pid}").exists()}
+
+
+async def node_lost(cluster: Any) -> None:
+    """The node's manager dies, and no worker outlives it: the device would not be free for the next one."""
+    workers = set(pids(cluster).values())
+    os.kill(manager_of(Path(cluster.kvhive.state()["runtime_dir"])), signal.SIGKILL)
     for _ in range(300):
-        if not any(Path(f"/proc/{pid}").exists() for pid in workers):
+        if not alive(workers):
             return
         await asyncio.sleep(0.1)
-    raise AssertionError(f"workers outlive the node's manager: {workers}")
+    raise AssertionError(f"workers outlive the node's manager: {alive(workers)}")
 
 
 async def test_a_cluster_changes_while_it_serves(tmp_path: Path, model: Path, elastic: Any) -> None:
