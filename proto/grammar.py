@@ -8,15 +8,14 @@ white space between the parts of a JSON text is bounded, so that a model cannot 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvhive.proto.errors import InvalidRequest
+from kvhive.proto.json_schema import FIELD, exact_schema, read_schema
 
 if TYPE_CHECKING:  # loaded where a grammar is used: what computes without one needs no such library
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-FIELD = "response_format"
-"""What callers know a grammar as."""
 GRAMMAR_KINDS = ("json_object", "json_schema", "regex", "lark")
 MAX_GRAMMAR_BYTES = 128 * 1024
 MAX_INDENT = 32
@@ -26,6 +25,14 @@ MAX_LEXER_STATES = 20_000
 """Of the automaton that a grammar's regular expressions become, at one or two kB each."""
 MAX_GRAMMAR_SYMBOLS = 100_000
 _MESSAGE_CHARS = 300
+_READ_AS = {
+    "whitespace_flexible": True,
+    "whitespace_pattern": WHITE_SPACE,
+    "item_separator": ",",
+    "key_separator": ":",
+    "coerce_one_of": False,
+    "lenient": False,
+}
 
 
 def new_matcher(tokenizer: LLTokenizer, kind: str, text: str) -> LLMatcher:
@@ -54,6 +61,14 @@ def parser_limits() -> LLParserLimits:
     )
 
 
+def schema_in_lark(schema: dict[str, Any]) -> str:
+    """Return what stands after `%json` in a Lark grammar, to be read as the schema of a format is.
+
+    Raises InvalidRequest for what cannot be read exactly.
+    """
+    return json.dumps({**exact_schema(schema), "x-guidance": _READ_AS})
+
+
 def in_short(words: str) -> str:
     """Return what the library says of an error on one line, without the state that it shows."""
     line = " ".join(words.replace("<non-verbose/>", "").split())
@@ -64,22 +79,8 @@ def _spelled(kind: str, text: str) -> str:
     from llguidance import LLMatcher, grammar_from
 
     if kind in ("json_object", "json_schema"):
-        schema = '{"type": "object"}' if kind == "json_object" else text
-        try:
-            # All of them are overridden, so that a schema's own `x-guidance` has no say.
-            return LLMatcher.grammar_from_json_schema(
-                schema,
-                overrides={
-                    "whitespace_flexible": True,
-                    "whitespace_pattern": WHITE_SPACE,
-                    "item_separator": ",",
-                    "key_separator": ":",
-                    "coerce_one_of": False,
-                    "lenient": False,
-                },
-            )
-        except ValueError as error:
-            raise InvalidRequest(FIELD, in_short(str(error))) from error
+        schema = {"type": "object"} if kind == "json_object" else exact_schema(read_schema(text))
+        return LLMatcher.grammar_from_json_schema(json.dumps({**schema, "x-guidance": _READ_AS}))
     if kind in ("regex", "lark"):
         return grammar_from("regex" if kind == "regex" else "lark", text)
     raise InvalidRequest(FIELD, f"must be one of {', '.join(GRAMMAR_KINDS)}, is {json.dumps(kind)[:40]}")

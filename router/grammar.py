@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import IO
 
 from kvhive.proto.errors import InvalidRequest, Overloaded, Unavailable
-from kvhive.proto.grammar import FIELD
+from kvhive.proto.json_schema import FIELD, exact_schema, read_schema
 from kvhive.router.grammar_process import read_frame, write_frame
 from kvhive.router.sampling_params import Grammar
 from kvhive.router.token_vocabulary import token_vocabulary
@@ -29,49 +29,11 @@ from kvhive.router.tokenizer import TextTokenizer
 
 log = logging.getLogger(__name__)
 
-MAX_SCHEMA_DEPTH = 64
-"""Objects and arrays within each other, of the schema's own JSON."""
-MAX_SCHEMA_VALUES = 10_000
-"""Keys and values of a schema: what compiling takes grows with their square."""
 MAX_VERDICTS = 1024
 MAX_UNTRIED = 64
 """Grammars that wait for their trial; one more is refused."""
 ANSWER_S = 30.0
 """Longest wait for the process, which bounds the computing itself: beyond that the machine is stuck."""
-_REFUSED_KEYWORD = "x-guidance"
-"""By this a schema would tell the library how to read it."""
-
-
-def check_schema(text: str) -> None:
-    """Check a schema's form and size. Raises InvalidRequest; takes milliseconds for the largest."""
-    try:
-        schema = json.loads(text)
-    except RecursionError:
-        raise InvalidRequest(FIELD, f"a schema must be at most {MAX_SCHEMA_DEPTH} deep, is deeper") from None
-    except ValueError as error:
-        raise InvalidRequest(FIELD, f"a schema must be JSON: {error}") from error
-    if not isinstance(schema, dict):
-        raise InvalidRequest(FIELD, f"a schema must be a JSON object, is {type(schema).__name__}")
-    values = 0
-    level: list[object] = [schema]
-    for _ in range(MAX_SCHEMA_DEPTH):
-        values += len(level)
-        below: list[object] = []
-        for value in level:
-            if isinstance(value, dict):
-                if _REFUSED_KEYWORD in value:
-                    raise InvalidRequest(FIELD, f"the keyword {_REFUSED_KEYWORD!r} is not supported")
-                below += value.values()
-            elif isinstance(value, list):
-                below += value
-        level = below
-        if values > MAX_SCHEMA_VALUES:
-            raise InvalidRequest(
-                FIELD, f"a schema must have at most {MAX_SCHEMA_VALUES} values, has at least {values}"
-            )
-        if not level:
-            return
-    raise InvalidRequest(FIELD, f"a schema must be at most {MAX_SCHEMA_DEPTH} deep, is deeper")
 
 
 class GrammarCheck:
@@ -110,7 +72,7 @@ class GrammarCheck:
         """In the thread: return why it cannot be followed; empty when it can."""
         if grammar.kind == "json_schema":
             try:
-                check_schema(grammar.text)
+                exact_schema(read_schema(grammar.text))
             except InvalidRequest as error:
                 return str(error).partition(": ")[2]
         try:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvhive.proto.errors import InvalidRequest
-from kvhive.proto.grammar import FIELD, GRAMMAR_KINDS, MAX_GRAMMAR_BYTES
+from kvhive.proto.grammar import GRAMMAR_KINDS, MAX_GRAMMAR_BYTES
+from kvhive.proto.json_schema import FIELD
 from kvhive.proto.limits import (
     MAX_LOGIT_BIAS,
     MAX_LOGIT_BIAS_ENTRIES,

@@ -15,6 +15,7 @@ import yaml
 
 from kvhive.proto.config import ClusterConfig, load_config, parse_config, to_mapping
 from kvhive.proto.errors import ClusterError, ConfigError
+from kvhive.router.chat.tools.by_name import tool_form
 from kvhive.router.policies import make_policy
 from kvhive.scripts.adoption import adopt, can_adopt
 from kvhive.scripts.cluster_state import ClusterState, StateFolder
@@ -54,6 +55,7 @@ def run(config: ClusterConfig, folder: StateFolder, address: str, foreground: bo
     One that is up with another configuration is an error: nothing of the new one would take effect.
     """
     make_policy(config.router.policy)  # an unknown name is said before anything starts
+    tool_form(config.router.tool_format, None, lambda token: False)  # likewise
     _raise_on_signals()
     with folder.lock():
         state = folder.load()

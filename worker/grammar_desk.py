@@ -11,7 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from kvhive.proto.errors import ComputeError, InvalidRequest, KvhiveError
-from kvhive.proto.grammar import FIELD, new_matcher
+from kvhive.proto.grammar import new_matcher
+from kvhive.proto.json_schema import FIELD
 from kvhive.proto.token_vocabulary import TokenVocabulary, make_tokenizer
 from kvhive.worker.engine import Output
 from kvhive.worker.output_matcher import OutputMatcher

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvhive.proto.errors import InvalidRequest, KvhiveError
-from kvhive.proto.grammar import FIELD, in_short
+from kvhive.proto.grammar import in_short
+from kvhive.proto.json_schema import FIELD
 
 if TYPE_CHECKING:  # a worker that is never asked for a grammar needs no such library
     from llguidance import LLExecutor, LLMatcher

@@ -7,7 +7,8 @@ from collections.abc import Sequence as ReadOnly
 
 from kvhive.proto.block_hash import namespace_extras, unpack_tokens
 from kvhive.proto.errors import InvalidRequest
-from kvhive.proto.grammar import FIELD, GRAMMAR_KINDS, MAX_GRAMMAR_BYTES
+from kvhive.proto.grammar import GRAMMAR_KINDS, MAX_GRAMMAR_BYTES
+from kvhive.proto.json_schema import FIELD
 from kvhive.proto.limits import (
     MAX_CACHE_NAME_CHARS,
     MAX_CHOICES,

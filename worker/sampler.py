@@ -18,7 +18,7 @@ from kvhive.kernels.philox import NoiseStream
 from kvhive.kernels.sampling import SamplingRow, sample
 from kvhive.kernels.token_filters import TokenFilters
 from kvhive.proto.errors import InvalidRequest, KvhiveError
-from kvhive.proto.grammar import FIELD
+from kvhive.proto.json_schema import FIELD
 from kvhive.worker.grammar_masks import Masks, allowed
 from kvhive.worker.model_runner import Chunk, ChunkResult, TokenLogprobs
 from kvhive.worker.output_matcher import Mask, OutputMatcher
