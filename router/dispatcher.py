@@ -253,8 +253,9 @@ class Dispatcher:
             generation.max_tokens = min(generation.max_tokens, room)
         if patience.left_s(now) <= 0.0:
             raise patience.over(now, "")
-        # Who has been let in is not refused for what is predicted when its worker was lost.
-        within_s = math.inf if generation.failovers else patience.predicted_within_s(now)
+        # Who has been let in is not refused for what is predicted when its worker was lost, or out of room.
+        let_in = generation.failovers or not generation.untouched
+        within_s = math.inf if let_in else patience.predicted_within_s(now)
         terms = Terms(request.priority, within_s)
         try:
             placement = self._placer.place(
