@@ -138,7 +138,7 @@ class Dispatcher:
         try:
             with self._admission.admitted(request.tenant, request.priority):
                 generation = await self._prepare(request, arrived)
-                answers = self._preparer.answers(request, generation.prompt)
+                answers = self._preparer.answers(generation.request, generation.prompt)
                 async with aclosing(self._run(generation)) as events:
                     async for event in events:
                         begun = begun or isinstance(event, Delta)

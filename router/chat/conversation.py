@@ -204,9 +204,12 @@ class Conversations:
 
     def _trimmed(self, piece: _Piece | None) -> bytes:
         """Return the ids of a text without spaces at its end: some templates put one before what was said."""
-        if not isinstance(piece, _Plain):
-            return b""
-        return self._tokenizer.complete(self._looked_up(piece.text.rstrip(" ")))
+        match piece:
+            case _Plain(text):
+                return self._tokenizer.complete(self._looked_up(text.rstrip(" ")))
+            case Typed(text):
+                return self._tokenizer.encode_typed(text.rstrip(" "))
+        return b""
 
 
 def _less(prompt: ChatPrompt, turns: Mapping[int, KnownTurn]) -> dict[int, KnownTurn]:
