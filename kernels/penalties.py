@@ -1,4 +1,4 @@
-"""What changes a row's logits before anything else: bias, penalties on repetition, forbidden tokens.
+"""What changes a row's logits before anything else: bias, penalties on repetition, what may not be chosen.
 
 Repetition counts prompt and output (Keskar et al. 2019, "CTRL"); frequency and presence count the output
 only, as in the OpenAI API. The border between the two is given, never guessed from what is computed.
@@ -27,6 +27,9 @@ class PenaltyRow:
     """(token id, what is added); entries of one id add up."""
     forbidden: frozenset[int] = frozenset()
     """Tokens that must not be chosen; ids outside the vocabulary cannot be chosen anyway."""
+    allowed: torch.Tensor | None = None
+    """[words] int32 on the host: bit t % 32 of word t // 32 says whether token t may be chosen; what has no
+    bit may not. None allows all."""
     history: torch.Tensor | None = None
     """[n] int64: prompt, then output. None where nothing counts it."""
     prompt_tokens: int = 0
@@ -34,7 +37,7 @@ class PenaltyRow:
 
 
 def apply_penalties(logits: torch.Tensor, rows: Sequence[PenaltyRow | None]) -> None:
-    """Change the logits in place: bias, then repetition, then frequency and presence, then what is forbidden.
+    """Change the logits in place: bias, then repetition, frequency and presence, then what may not be chosen.
 
     logits: [len(rows), vocab_size], contiguous, float32 or wider; a row that is None stays as it is
 
@@ -56,6 +59,7 @@ def apply_penalties(logits: torch.Tensor, rows: Sequence[PenaltyRow | None]) -> 
     ]
     if forbidden:
         logits.view(-1)[torch.tensor(forbidden, device=logits.device)] = -torch.inf
+    _keep_allowed(logits, rows)
 
 
 def _check(row: PenaltyRow, vocab_size: int) -> None:
@@ -109,3 +113,17 @@ def _penalise(logits: torch.Tensor, rows: Sequence[PenaltyRow | None]) -> None:
     values = logits.view(-1)[cells]
     values = torch.where(values > 0, values / repetition, values * repetition)
     logits.view(-1)[cells] = values - counts * frequency - (counts > 0) * presence
+
+
+def _keep_allowed(logits: torch.Tensor, rows: Sequence[PenaltyRow | None]) -> None:
+    """Set to -Inf what a row's `allowed` has no bit for."""
+    masked = [(index, row.allowed) for index, row in enumerate(rows) if row and row.allowed is not None]
+    if not masked:
+        return
+    device, vocab_size = logits.device, logits.shape[1]
+    words = torch.stack([allowed for _, allowed in masked]).to(device)
+    bits = (words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=device)) & 1
+    kept = bits.flatten(1)[:, :vocab_size].bool()
+    where = torch.tensor([index for index, _ in masked], device=device)
+    changed = logits[where, : kept.shape[1]].masked_fill_(~kept, -torch.inf)
+    logits[where] = torch.nn.functional.pad(changed, (0, vocab_size - kept.shape[1]), value=-torch.inf)

@@ -16,10 +16,15 @@ from dataclasses import dataclass, replace
 
 from kvhive.proto.errors import InvalidRequest, NotNow, Overloaded, TimedOut, Unavailable
 from kvhive.router.admission import Admission
+from kvhive.router.chat.tools.by_name import AUTO, tool_form
+from kvhive.router.chat.tools.tool_use import ToolReading, ToolUse
+from kvhive.router.choice_output import ChoiceOutput
+from kvhive.router.decision_ledger import DecisionLedger
 from kvhive.router.dispatch_counters import DispatchCounters
 from kvhive.router.field_checks import check_token_ids
 from kvhive.router.frontend import Delta, GenerationEvent, ModelInfo, Started, TokenPiece, Usage
 from kvhive.router.generation import Choice, Generation
+from kvhive.router.grammar import GrammarCheck
 from kvhive.router.held_requests import RETRY_S, HeldRequests, Waiting
 from kvhive.router.merged_streams import merged
 from kvhive.router.output_text import OutputText
@@ -76,7 +81,9 @@ class Dispatcher:
         workers: WorkerClient,
         limits: DispatchLimits,
         clock: Callable[[], float],
+        tool_format: str = AUTO,
     ) -> None:
+        """Put it together. Raises ConfigError when there is no `tool_format` of this name."""
         self._model = model
         self._tokenizer, self._preparer = text
         self._state, self._placer = routing
@@ -84,8 +91,12 @@ class Dispatcher:
         self._limits = limits
         self._clock = clock
         self._admission = Admission(limits.max_concurrent, clock)
+        self._grammars = GrammarCheck(self._tokenizer)
+        form = tool_form(tool_format, self._tokenizer.chat_template, self._tokenizer.has_token)
+        self._tool_use = ToolUse(form, self._tokenizer, self._grammars.check)
         self._held = HeldRequests(limits.max_held, limits.hold_s, self._may_place)
         self.counters = DispatchCounters()
+        self.ledger = DecisionLedger(self._placer.block_size, clock)
 
     @property
     def in_flight(self) -> int:
@@ -131,9 +142,12 @@ class Dispatcher:
         try:
             with self._admission.admitted(request.tenant, request.priority):
                 generation = await self._prepare(request, arrived)
+                answers = self._preparer.answers(request, generation.prompt)
                 async with aclosing(self._run(generation)) as events:
                     async for event in events:
                         begun = begun or isinstance(event, Delta)
+                        if answers is not None:
+                            answers.take(event)
                         yield event
         except NotNow as error:
             if not begun:
@@ -166,6 +180,9 @@ class Dispatcher:
         model = self._model
         validate_request(request, model.vocab_size, model.max_context)
         self._check_model(request.model)
+        request, reading = await self._tool_use.prepare(request)
+        if request.sampling.grammar is not None:
+            await self._grammars.check(request.sampling.grammar)
         prompt = await self._preparer.prepare(request)
         check_prompt_length("prompt", len(prompt.token_ids), model.max_context)
         await self._state.index.prepare(prompt.keys)
@@ -179,15 +196,17 @@ class Dispatcher:
             prompt=prompt,
             max_tokens=resolve_max_tokens(len(prompt.token_ids), sampling, model.max_context),
             seed=secrets.randbits(64) if sampling.seed is None else sampling.seed,
-            choices=[
-                Choice(i, OutputText(self._tokenizer, sampling.stop, sampling.min_tokens))
-                for i in range(request.n)
-            ],
+            choices=[Choice(i, self._output(request, reading)) for i in range(request.n)],
             stop_token_ids=sorted({*ends, *sampling.stop_token_ids}),
             arrived=arrived,
             waiting_since=arrived,
             pins=asked_pins(prompt.pins, self._placer.block_size, self._limits.min_pinned_tokens),
         )
+
+    def _output(self, request: GenerateRequest, reading: ToolReading | None) -> ChoiceOutput:
+        sampling = request.sampling
+        shown, parser = (None, None) if reading is None else (reading.shown, reading.parser())
+        return ChoiceOutput(OutputText(self._tokenizer, sampling.stop, sampling.min_tokens, shown), parser)
 
     async def _run(self, generation: Generation) -> AsyncGenerator[GenerationEvent, None]:
         """Place and stream until it is done, going on elsewhere when a worker is lost or full."""
@@ -245,9 +264,16 @@ class Dispatcher:
             raise Overloaded(
                 f"{error} ({patience.bound(now)})", cause=error.cause, retry_after_s=error.retry_after_s
             ) from error
-        if generation.pull_from is None:
-            return placement
-        return replace(placement, source=generation.pull_from)
+        if generation.pull_from is not None:
+            placement = replace(placement, source=generation.pull_from)
+        generation.decision = self.ledger.note(
+            generation.request_id,
+            request.tenant,
+            len(generation.prompt.token_ids),
+            placement,
+            generation.failovers + generation.passes,
+        )
+        return placement
 
     async def _hold(self, generation: Generation, until: float) -> None:
         """Wait until somebody serves; those that it had may be tried again then."""

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvhive.proto.v1 import worker_pb2
+from kvhive.router.choice_output import ChoiceOutput
+from kvhive.router.decision_ledger import LedgerEntry
 from kvhive.router.frontend import Delta, Finished, FinishReason, TokenLogprobs, Usage
-from kvhive.router.output_text import OutputText
 from kvhive.router.pins import AskedPin, kept_prefixes
 from kvhive.router.placement import Placement, PullSource
 from kvhive.router.prompt import PreparedPrompt
@@ -19,7 +20,7 @@ class Choice:
     """One of a request's n answers."""
 
     index: int
-    output: OutputText
+    output: ChoiceOutput
     ended: bool = False
     drafted: int = 0
     """Drafts that the present worker has verified; `earlier_drafted` is what those before it had."""
@@ -69,6 +70,8 @@ class Generation:
     """Times a worker's queue was full."""
     pull_from: PullSource | None = None
     """Where its blocks are to come from, whatever the index says; for a copy that was asked for."""
+    decision: LedgerEntry | None = None
+    """Why it is where it is."""
     avoid: set[str] = field(default_factory=set)
     """Workers that were lost or full."""
     may_wait: bool = True
@@ -111,6 +114,8 @@ class Generation:
             self.cached_tokens, self.written_tokens = message.cached_tokens, message.written_tokens
             self.pulled_tokens = message.pulled_tokens
             self.reachable_tokens = placement.reachable_tokens
+            if self.decision is not None:
+                self.decision.cached_tokens = message.cached_tokens
         if message.HasField("pinned_tokens"):
             self.pinned_tokens, self.pins_refused = message.pinned_tokens, message.pins_refused
         if message.prompt_logprobs:
@@ -120,7 +125,7 @@ class Generation:
                 yield from self._update(self.choices[update.choice], update, placement)
 
     def take_cut(self) -> list[int]:
-        """Return the choices that a stop string has ended since the last time: their worker would go on."""
+        """Return the choices that have ended here since the last time: their worker would go on."""
         cut, self._cut = self._cut, []
         return cut
 
@@ -136,20 +141,22 @@ class Generation:
         self, choice: Choice, update: worker_pb2.ChoiceUpdate, placement: Placement
     ) -> Iterator[Delta | Finished]:
         output, index = choice.output, choice.index
-        text, token_ids = output.push(update.token_ids)
+        pieces, token_ids = output.push(update.token_ids)
         choice.drafted, choice.accepted = update.drafted_tokens, update.accepted_tokens
-        if text or token_ids:
+        if pieces or token_ids:
             logprobs = update.logprobs[: len(token_ids)] if update.logprobs else ()
-            yield Delta(text, token_ids, index, tuple(map(_logprobs, logprobs)))
+            (text, calls), *pieces = pieces or [("", ())]
+            yield Delta(text, token_ids, index, tuple(map(_logprobs, logprobs)), tool_calls=calls)
         if output.stopped or update.HasField("finished"):
-            rest = output.finish()
-            if rest:
-                yield Delta(rest, choice=index)
+            pieces += output.finish()
             choice.ended = True
+        for text, calls in pieces:
+            yield Delta(text, choice=index, tool_calls=calls)
+        if choice.ended:
             if not update.HasField("finished"):
                 self._cut.append(index)
-            reason: FinishReason = "stop" if update.finished.stopped or output.stopped else "length"
-            yield Finished(reason, self._usage(placement) if self.ended else None, index)
+            reason = _reason(output, update.finished.stopped or output.stopped)
+            yield Finished(reason, self._usage(placement) if self.ended else None, index, output.stop)
 
     def _usage(self, placement: Placement) -> Usage:
         kept, not_kept = kept_prefixes(self.pins, self.pinned_tokens, self.pins_refused)
@@ -168,6 +175,12 @@ class Generation:
             kept=kept,
             not_kept=not_kept,
         )
+
+
+def _reason(output: ChoiceOutput, stopped: bool) -> FinishReason:
+    if not stopped:
+        return "length"
+    return "tool_calls" if output.calls_tools else "stop"
 
 
 def _logprobs(position: worker_pb2.TokenLogprobs) -> TokenLogprobs:

@@ -1,40 +1,26 @@
-"""kvhive.v1.Inference over gRPC: translates messages for the Frontend, and errors to statuses."""
+"""kvhive.v1.Inference over gRPC: each call in our own words to the Frontend, and back."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf.message import Message
 
-from kvhive.proto.errors import (
-    ComputeError,
-    InvalidRequest,
-    KvhiveError,
-    NotNow,
-    Overloaded,
-    TimedOut,
-    Unavailable,
-)
+from kvhive.proto.errors import InvalidRequest, KvhiveError, Unavailable
 from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.proto.v1 import inference_pb2_grpc
-from kvhive.router.chat.messages import ChatMessage, ChatPrompt
-from kvhive.router.frontend import (
-    Delta,
-    Finished,
-    GenerationEvent,
-    Started,
-    TokenizingFrontend,
-    TokenLogprobs,
-    Usage,
-)
-from kvhive.router.prewarm import keeping
-from kvhive.router.request import GenerateRequest, Prompt, TextPrompt, TokenPrompt
-from kvhive.router.sampling_params import SamplingParams
+from kvhive.router.auth.principal import asking
+from kvhive.router.decision_ledger import MAX_DECISIONS
+from kvhive.router.field_checks import check_token_ids
+from kvhive.router.frontend import TokenizingFrontend
+from kvhive.router.grpc_errors import abort, end, error_info
+from kvhive.router.grpc_requests import generate_request, prewarm_request, prompt
+from kvhive.router.grpc_responses import generate_responses, prewarm_response
+from kvhive.router.request import check_request_id
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Inference"]
 SERVICE_NAME: str = _SERVICE.full_name
@@ -43,11 +29,10 @@ REQUEST_TYPES: dict[str, type[Message]] = {
 }
 """The request message of every RPC, by full method name."""
 
-RETRY_AFTER_KEY = "retry-after-ms"
-"""Trailing metadata: in how many milliseconds a refused request should be tried again."""
+Explain: TypeAlias = Callable[[str, str | None], pb.ExplainResponse]
+"""Tells of a request id what is remembered: of one tenant's requests, or of everybody's."""
 
 _STOPPING = Unavailable("the router is stopping, retry", cause="stopping", retry_after_s=1.0)
-_REASONS = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
@@ -58,10 +43,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         frontend: TokenizingFrontend,
         cluster: Callable[[], pb.GetClusterResponse],
         audit: Callable[[], pb.RouterAudit] = pb.RouterAudit,
+        explain: Explain = lambda request_id, tenant: pb.ExplainResponse(),
     ) -> None:
         self._frontend = frontend
         self._cluster = cluster
         self._audit = audit
+        self._explain = explain
         self._draining = False
         self._streams = 0
         self._idle = asyncio.Event()
@@ -76,16 +63,17 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
         """Stream one generation; a client that goes away cancels it."""
         if self._draining:
-            await _abort(context, _STOPPING)
+            await abort(context, _STOPPING)
         self._streams += 1
         self._idle.clear()
         try:
-            asked = _request(request, context.time_remaining())
+            asked = generate_request(request, context.time_remaining())
             async with aclosing(self._frontend.generate(asked)) as events:
                 async for event in events:
-                    yield _response(event)
+                    for response in generate_responses(event):
+                        yield response
         except KvhiveError as error:
-            await _abort(context, error)
+            await abort(context, error)
         finally:
             self._streams -= 1
             if not self._streams:
@@ -95,32 +83,54 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         """Tokenise text or chat."""
         try:
             return pb.TokenizeResponse(
-                token_ids=await self._frontend.tokenize(_prompt(request), request.model)
+                token_ids=await self._frontend.tokenize(prompt(request), request.model)
             )
         except KvhiveError as error:
-            await _abort(context, error)
+            await abort(context, error)
             raise
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:
+        """Turn token ids into text."""
+        model = self._frontend.models()[0]
+        try:
+            # Here, where the field has its name.
+            check_token_ids("token_ids", request.token_ids, model.vocab_size)
+            if len(request.token_ids) > model.max_context:
+                count = len(request.token_ids)
+                raise InvalidRequest("token_ids", f"must be at most {model.max_context}, is {count}")
+            text = await self._frontend.detokenize(request.token_ids, request.model)
+        except KvhiveError as error:
+            await abort(context, error)
+            raise
+        return pb.DetokenizeResponse(text=text)
 
     async def Prewarm(self, request: pb.PrewarmRequest, context: Any) -> pb.PrewarmResponse:
         """Bring a prompt into some workers' caches."""
         if self._draining:
-            await _abort(context, _STOPPING)
+            await abort(context, _STOPPING)
         try:
-            asked = GenerateRequest(
-                prompt=_prompt(request),
-                model=request.model,
-                cache_salt=request.cache_salt,
-                cache_key=request.cache_key,
-            )
-            if request.HasField("ttl_s"):
-                asked = keeping(asked, request.ttl_s)
             usages = await self._frontend.prewarm(
-                asked, request.workers if request.HasField("workers") else 1
+                prewarm_request(request), request.workers if request.HasField("workers") else 1
             )
         except KvhiveError as error:
-            await _abort(context, error)
+            await abort(context, error)
             raise
-        return pb.PrewarmResponse(prompt_tokens=usages[0].prompt_tokens, workers=map(_prewarmed, usages))
+        return prewarm_response(usages)
+
+    async def Explain(self, request: pb.ExplainRequest, context: Any) -> pb.ExplainResponse:
+        """Say why requests of an id went where they did."""
+        try:
+            check_request_id("request_id", request.request_id)
+        except KvhiveError as error:
+            await abort(context, error)
+        principal = asking.get()
+        tenant = None if principal is None or principal.admin else principal.name
+        answer = self._explain(request.request_id, tenant)
+        if not answer.decisions:
+            wanted = request.request_id
+            message = f"request_id: {wanted!r} is not among the last {MAX_DECISIONS} decisions of this router"
+            await end(context, grpc.StatusCode.NOT_FOUND, message, (error_info("unknown_request"),))
+        return answer
 
     async def GetCluster(self, request: pb.GetClusterRequest, context: Any) -> pb.GetClusterResponse:
         """Describe the cluster as this router sees it."""
@@ -137,129 +147,3 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 for m in self._frontend.models()
             ]
         )
-
-
-def _request(wire: pb.GenerateRequest, timeout_s: float | None) -> GenerateRequest:
-    return GenerateRequest(
-        prompt=_prompt(wire),
-        sampling=_sampling(wire.sampling),
-        model=wire.model,
-        cache_salt=wire.cache_salt,
-        cache_key=wire.cache_key,
-        request_id=wire.request_id,
-        n=wire.n if wire.HasField("n") else 1,
-        priority=wire.priority,
-        tenant=wire.tenant,
-        timeout_s=timeout_s,
-    )
-
-
-def _prewarmed(usage: Usage) -> pb.Prewarmed:
-    return pb.Prewarmed(
-        worker_id=usage.worker_id,
-        cached_tokens=usage.cached_tokens,
-        pulled_tokens=usage.pulled_tokens,
-        written_tokens=usage.written_tokens,
-        kept=bool(usage.kept) and not usage.not_kept,
-        not_kept=usage.not_kept,
-    )
-
-
-def _prompt(wire: pb.GenerateRequest | pb.TokenizeRequest | pb.PrewarmRequest) -> Prompt:
-    match wire.WhichOneof("input"):
-        case "text":
-            return TextPrompt(wire.text)
-        case "token_ids":
-            assert not isinstance(wire, pb.TokenizeRequest)
-            return TokenPrompt(tuple(wire.token_ids.ids))
-        case "chat":
-            return ChatPrompt(tuple(ChatMessage(m.role, m.content) for m in wire.chat.messages))
-        case _:
-            raise InvalidRequest("input", "one of text, token_ids and chat must be set, none is")
-
-
-def _sampling(wire: pb.SamplingParams) -> SamplingParams:
-    def given(name: str, default: Any) -> Any:
-        return getattr(wire, name) if wire.HasField(name) else default
-
-    return SamplingParams(
-        max_tokens=given("max_tokens", None),
-        temperature=given("temperature", 0.0),
-        top_k=given("top_k", 0),
-        top_p=given("top_p", 1.0),
-        min_p=given("min_p", 0.0),
-        seed=given("seed", None),
-        stop=tuple(wire.stop),
-        stop_token_ids=tuple(wire.stop_token_ids),
-        ignore_eos=given("ignore_eos", False),
-        typical_p=given("typical_p", 1.0),
-        repetition_penalty=given("repetition_penalty", 1.0),
-        frequency_penalty=given("frequency_penalty", 0.0),
-        presence_penalty=given("presence_penalty", 0.0),
-        logit_bias=tuple(sorted(wire.logit_bias.items())),
-        min_tokens=given("min_tokens", 0),
-        logprobs=given("logprobs", None),
-        prompt_logprobs=given("prompt_logprobs", None),
-        speculate=given("speculate", True),
-    )
-
-
-def _response(event: GenerationEvent) -> pb.GenerateResponse:
-    match event:
-        case Started(request_id, worker_id, prompt_tokens):
-            started = pb.Started(request_id=request_id, worker_id=worker_id, prompt_tokens=prompt_tokens)
-            return pb.GenerateResponse(started=started)
-        case Delta():
-            delta = pb.Delta(
-                text=event.text,
-                token_ids=event.token_ids,
-                choice=event.choice,
-                logprobs=map(_logprobs, event.logprobs),
-                prompt_logprobs=map(_logprobs, event.prompt_logprobs),
-            )
-            return pb.GenerateResponse(delta=delta)
-        case Finished(reason, usage, choice):
-            finished = pb.Finished(reason=_REASONS[reason], choice=choice)
-            if usage is not None:
-                finished.usage.CopyFrom(_usage(usage))
-            return pb.GenerateResponse(finished=finished)
-
-
-def _logprobs(position: TokenLogprobs) -> pb.Logprobs:
-    top = [pb.TokenAlternative(token_id=token_id, logprob=logprob) for token_id, logprob in position.top]
-    return pb.Logprobs(logprob=position.logprob, top=top)
-
-
-def _usage(usage: Usage) -> pb.Usage:
-    return pb.Usage(
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        cached_tokens=usage.cached_tokens,
-        reachable_tokens=usage.reachable_tokens,
-        written_tokens=usage.written_tokens,
-        worker_id=usage.worker_id,
-        route_reason=usage.route_reason,
-        failovers=usage.failovers,
-        drafted_tokens=usage.drafted_tokens,
-        accepted_tokens=usage.accepted_tokens,
-        pulled_tokens=usage.pulled_tokens,
-    )
-
-
-async def _abort(context: Any, error: KvhiveError) -> None:
-    """End the call with the error's status, and say when it may be tried again, where somebody knows."""
-    seconds = error.retry_after_s if isinstance(error, NotNow) else None
-    when = () if seconds is None else ((RETRY_AFTER_KEY, str(math.ceil(seconds * 1000))),)
-    await context.abort(_status(error), str(error), when)
-
-
-def _status(error: KvhiveError) -> grpc.StatusCode:
-    if isinstance(error, InvalidRequest):
-        return grpc.StatusCode.INVALID_ARGUMENT
-    if isinstance(error, Overloaded):
-        return grpc.StatusCode.RESOURCE_EXHAUSTED
-    if isinstance(error, TimedOut):
-        return grpc.StatusCode.DEADLINE_EXCEEDED
-    if isinstance(error, ComputeError):
-        return grpc.StatusCode.INTERNAL
-    return grpc.StatusCode.UNAVAILABLE

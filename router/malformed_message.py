@@ -17,6 +17,9 @@ from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from kvhive.proto.errors import InvalidRequest
+from kvhive.router.grpc_errors import abort
+
 EXPLAINED_BYTES = 16 * 1024
 """Larger messages are refused without naming the field: looking for it would hold up the event loop."""
 
@@ -26,6 +29,12 @@ class Malformed:
     """A message that could not be parsed, and why."""
 
     reason: str
+
+    @property
+    def error(self) -> InvalidRequest:
+        """It as every door says it."""
+        field, _, message = self.reason.partition(": ")
+        return InvalidRequest(field, message)
 
 
 class MalformedMessageGuard(grpc.aio.ServerInterceptor):
@@ -104,7 +113,7 @@ def _bad_text(raw: bytes, descriptor: Any, path: str) -> tuple[str, bytes]:
 def _streaming(behaviour: Any) -> Any:
     async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
         if isinstance(request, Malformed):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, request.reason)
+            await abort(context, request.error)
         async with aclosing(behaviour(request, context)) as responses:
             async for response in responses:
                 yield response
@@ -115,7 +124,7 @@ def _streaming(behaviour: Any) -> Any:
 def _single(behaviour: Any) -> Any:
     async def guarded(request: Any, context: Any) -> Any:
         if isinstance(request, Malformed):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, request.reason)
+            await abort(context, request.error)
         return await behaviour(request, context)
 
     return guarded

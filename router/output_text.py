@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kvhive.router.detokenizer import IncrementalDetokenizer
 from kvhive.router.stop_strings import StopStringMatcher
@@ -12,9 +12,18 @@ from kvhive.router.tokenizer import TextTokenizer
 class OutputText:
     """The text of one generation. Feed it tokens in order, then `finish` once."""
 
-    def __init__(self, tokenizer: TextTokenizer, stops: Sequence[str], min_tokens: int = 0) -> None:
-        """Prepare; no stop string that is complete before `min_tokens` tokens ends the text."""
-        self._detokenizer = IncrementalDetokenizer(tokenizer)
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        stops: Sequence[str],
+        min_tokens: int = 0,
+        shown: Mapping[int, str] | None = None,
+    ) -> None:
+        """Prepare; no stop string that is complete before `min_tokens` tokens ends the text.
+
+        `shown` is the text of special tokens that are to have one.
+        """
+        self._detokenizer = IncrementalDetokenizer(tokenizer, shown)
         self._matcher = StopStringMatcher(stops)
         self._stops = bool(stops)
         self._min_tokens = min_tokens
@@ -36,7 +45,7 @@ class OutputText:
                 break
             taken += 1
             self.token_ids.append(token)
-            emitted, self.stopped = self._matcher.push(self._detokenizer.push([token]), self._may_end)
+            emitted, self.stopped = self._matcher.push(self._detokenizer.push([token]), self.may_end)
             text.append(emitted)
         return "".join(text), tuple(token_ids[:taken])
 
@@ -44,9 +53,15 @@ class OutputText:
         """Return what was held back: an incomplete character, the beginning of a stop string."""
         if self.stopped:
             return ""
-        emitted, self.stopped = self._matcher.push(self._detokenizer.flush(), self._may_end)
+        emitted, self.stopped = self._matcher.push(self._detokenizer.flush(), self.may_end)
         return emitted + ("" if self.stopped else self._matcher.flush())
 
     @property
-    def _may_end(self) -> bool:
+    def stop(self) -> str:
+        """The stop string that ended the text, if one did."""
+        return self._matcher.stop
+
+    @property
+    def may_end(self) -> bool:
+        """Whether there are as many tokens as there must be."""
         return len(self.token_ids) >= self._min_tokens

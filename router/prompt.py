@@ -9,11 +9,14 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from kvhive.proto.block_chain import chain_keys
 from kvhive.proto.block_hash import BlockHash, BlockKey, namespace_extras, pack_tokens, unpack_tokens
 from kvhive.proto.errors import InvalidRequest
+from kvhive.router.chat.answers import Answer, Answers
+from kvhive.router.chat.conversation import Conversations, MarkedChat
 from kvhive.router.chat.messages import ChatPrompt
 from kvhive.router.known_text import PartlyKnown
 from kvhive.router.request import GenerateRequest, Prompt, PromptPin, TextPrompt, TokenPrompt
@@ -31,6 +34,8 @@ SHORT_CHARS, SHORT_MESSAGES = 16 * 1024, 32
 """Of a prompt that is rendered and looked up on the event loop: some 0.1 ms."""
 UNKNOWN_CHARS = 2048
 """Of these, what may be tokenised there, too: 0.5 ms, where a thread costs 0.2, and the wait for its turn."""
+SHORT_TOKENS = 4096
+"""Of a prompt and its answer, which is remembered on the event loop: some 0.2 ms."""
 SLOW_S, SLOW_IN_A_ROW = 0.05, 3
 """Of CPU for a chat: a model whose template takes longer so often has it rendered in threads from then on."""
 
@@ -65,6 +70,7 @@ class PromptPreparer:
         self._cpu_clock = cpu_clock
         self._slow_templates = 0  # in a row
         self._tokenizer = tokenizer
+        self._conversations = Conversations(tokenizer)
         self._root = root
         self._block_size = block_size
         self._executor = executor
@@ -73,10 +79,12 @@ class PromptPreparer:
         """Tokenise and hash. Raises InvalidRequest when the chat template refuses the messages."""
         chat = isinstance(request.prompt, ChatPrompt)
         if not _is_short(request.prompt) or (chat and self._slow_templates >= SLOW_IN_A_ROW):
-            return await self._off_loop(lambda: self._hashed(request, self._begun(request.prompt)))
+            return await self._off_loop(
+                lambda: self._hashed(request, self._begun(request.prompt, request.cache_salt))
+            )
         began = self._cpu_clock()
         try:
-            begun = self._begun(request.prompt)
+            begun = self._begun(request.prompt, request.cache_salt)
         finally:
             if chat:
                 self._note_template(self._cpu_clock() - began)
@@ -86,7 +94,9 @@ class PromptPreparer:
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
         """Tokenise only."""
-        return await self._off_loop(lambda: unpack_tokens(self._tokenizer.complete(self._begun(prompt))))
+        return await self._off_loop(
+            lambda: unpack_tokens(self._conversations.complete(self._begun(prompt))[0])
+        )
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """Return the text of ids, special tokens included."""
@@ -104,20 +114,35 @@ class PromptPreparer:
     async def _off_loop(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
-    def _begun(self, prompt: Prompt) -> PartlyKnown:
+    def answers(self, request: GenerateRequest, prompt: PreparedPrompt) -> Answers | None:
+        """Return who is to hear what a conversation is answered, so that its next turn finds the same ids."""
+        said = request.prompt
+        if not isinstance(said, ChatPrompt):
+            return None
+        ends = {*self._tokenizer.eos_token_ids, *request.sampling.stop_token_ids}
+
+        def ended(answer: Answer) -> None:
+            remember = partial(
+                self._conversations.remember, said, request.cache_salt, prompt.packed, answer, ends
+            )
+            if len(prompt.token_ids) + len(answer.token_ids) <= SHORT_TOKENS:
+                remember()
+            else:
+                self._executor.submit(remember)
+
+        return Answers(ended)
+
+    def _begun(self, prompt: Prompt, salt: str = "") -> PartlyKnown | MarkedChat:
         match prompt:
             case TextPrompt(text):
                 return self._tokenizer.look_up(text, add_special_tokens=True)
             case TokenPrompt(token_ids):
                 return PartlyKnown([("", [pack_tokens(token_ids)])])
-            case ChatPrompt(messages):
-                text = self._tokenizer.render_chat(messages)
-                return self._tokenizer.look_up(
-                    text, add_special_tokens=False
-                )  # the template writes BOS itself
+            case ChatPrompt():
+                return self._conversations.begin(prompt, salt)
 
-    def _hashed(self, request: GenerateRequest, begun: PartlyKnown) -> PreparedPrompt:
-        packed = self._tokenizer.complete(begun)
+    def _hashed(self, request: GenerateRequest, begun: PartlyKnown | MarkedChat) -> PreparedPrompt:
+        packed, ends = self._conversations.complete(begun)
         extras = namespace_extras(request.cache_salt)
         keys = chain_keys(self._root, packed, self._block_size, extras)
         keyed = bool(request.cache_key)
@@ -129,6 +154,9 @@ class PromptPreparer:
             named = b"tokens" + extras + b"|" + packed
         token_ids, home_key = tuple(unpack_tokens(packed)), hashlib.blake2b(named).digest()
         pins = _pins(request.pins, len(token_ids))
+        if isinstance(request.prompt, ChatPrompt):
+            points = request.prompt.breakpoints
+            pins = tuple(PromptPin(point.ttl_s, end) for point, end in zip(points, ends, strict=True))
         return PreparedPrompt(token_ids, packed, keys, home_key, keyed, pins)
 
 
@@ -149,7 +177,14 @@ def _is_short(prompt: Prompt) -> bool:
             return len(text) <= SHORT_CHARS
         case TokenPrompt(token_ids):
             return len(token_ids) <= SHORT_CHARS
-        case ChatPrompt(messages):
+        case ChatPrompt(messages, tools):
             if len(messages) > SHORT_MESSAGES:
                 return False
-            return sum(len(message.content) for message in messages) <= SHORT_CHARS
+            chars = 0
+            for message in messages:
+                chars += len(message.content)
+                for call in message.tool_calls:
+                    chars += len(call.arguments)
+            for tool in tools:
+                chars += len(tool.description) + len(tool.parameters)
+            return chars <= SHORT_CHARS

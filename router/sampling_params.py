@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvhive.proto.errors import InvalidRequest
+from kvhive.proto.grammar import GRAMMAR_KINDS, MAX_GRAMMAR_BYTES
+from kvhive.proto.json_schema import FIELD
 from kvhive.proto.limits import (
     MAX_LOGIT_BIAS,
     MAX_LOGIT_BIAS_ENTRIES,
@@ -14,7 +16,7 @@ from kvhive.proto.limits import (
     MAX_REPETITION_PENALTY,
     MAX_TEMPERATURE,
 )
-from kvhive.router.field_checks import check_above_zero, check_chars, check_range, check_token_ids
+from kvhive.router.field_checks import check_above_zero, check_chars, check_range, check_text, check_token_ids
 
 MAX_TOP_K = 2**31 - 1
 MAX_SEED = 2**64 - 1
@@ -91,6 +93,8 @@ def check_sampling(sampling: SamplingParams, vocab_size: int, max_context: int) 
     check_logprobs("prompt_logprobs", sampling.prompt_logprobs)
     _check_logit_bias(sampling.logit_bias, vocab_size)
     _check_stops(sampling, vocab_size)
+    if sampling.grammar is not None:
+        _check_grammar(sampling.grammar)
 
 
 def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
@@ -115,6 +119,18 @@ def _check_logit_bias(logit_bias: tuple[tuple[int, float], ...], vocab_size: int
                 "logit_bias", f"token ids must be between 0 and {vocab_size - 1}, one is {token_id}"
             )
         check_range(f"logit_bias[{token_id}]", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+
+
+def _check_grammar(grammar: Grammar) -> None:
+    """Check what takes no time; grammar.py does the rest."""
+    if grammar.kind not in GRAMMAR_KINDS:
+        raise InvalidRequest(FIELD, f"must be one of {', '.join(GRAMMAR_KINDS)}, is {grammar.kind[:40]!r}")
+    check_text(FIELD, grammar.text)
+    size = len(grammar.text.encode())
+    if size > MAX_GRAMMAR_BYTES:
+        raise InvalidRequest(FIELD, f"must be at most {MAX_GRAMMAR_BYTES} bytes, is {size}")
+    if grammar.kind == "json_object" and grammar.text:
+        raise InvalidRequest(FIELD, "must have no schema where any JSON object will do")
 
 
 def _check_stops(sampling: SamplingParams, vocab_size: int) -> None:

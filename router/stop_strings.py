@@ -24,6 +24,8 @@ class StopStringMatcher:
         self._matched = [0] * len(self._stops)
         self._held = ""
         self._stopped = False
+        self.stop = ""
+        """The stop string that ended the output, if one did."""
 
     def push(self, text: str, may_end: bool = True) -> tuple[str, bool]:
         """Return the text that may be emitted now, and whether a stop string ended the output.
@@ -41,7 +43,9 @@ class StopStringMatcher:
             if length and may_end:
                 self._stopped = True
                 self._held = ""
-                return pending[: position + 1 - length], True
+                start = position + 1 - length
+                self.stop = pending[start : position + 1]
+                return pending[:start], True
         keep = max(self._matched)
         cut = len(pending) - keep
         self._held = pending[cut:]

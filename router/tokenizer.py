@@ -1,8 +1,8 @@
 """Text to token ids and back, for whatever format the model's files have. No torch in this process.
 
-Text that spells a special token becomes that token, in plain text and in chat messages alike, exactly as
-in transformers by default: a caller may build any prompt, and a message's author can forge a turn. Who
-relays text of people that they do not trust strips the model's special tokens from it first.
+A plain text that spells a control token becomes that token, as in transformers by default: a caller may
+build any prompt. In a conversation only the template's own do; what its authors type stays text
+(docs/conversations.md).
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
-from kvhive.proto.block_hash import unpack_tokens
+from kvhive.proto.block_hash import pack_tokens, unpack_tokens
 from kvhive.proto.errors import InvalidRequest, ModelError
-from kvhive.router.chat.messages import ChatMessage
-from kvhive.router.chat.template import ChatTemplate
+from kvhive.router.chat.control_text import ControlTokens
+from kvhive.router.chat.messages import ChatMessage, Tool
+from kvhive.router.chat.rendering import ChatRenderer
 from kvhive.router.gguf_tokenizer import load_gguf_tokenizer
 from kvhive.router.hf_tokenizer import load_hf_tokenizer
 from kvhive.router.known_text import KnownText, PartlyKnown
@@ -35,8 +36,8 @@ class TextTokenizer:
         the work of tokenising it (16 MB take 16 s and 2 GB).
         """
         self._tokenizer = parts.tokenizer
-        self._template = (
-            ChatTemplate(parts.chat_template, parts.special_tokens, template_timeout_s)
+        self._renderer = (
+            ChatRenderer(parts.chat_template, parts.special_tokens, template_timeout_s)
             if parts.chat_template is not None
             else None
         )
@@ -48,6 +49,9 @@ class TextTokenizer:
         """One more than the highest id that has a text."""
         added = self._tokenizer.get_added_tokens_decoder()
         self._skipped = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.control_tokens = ControlTokens(added[token_id].content for token_id in self._skipped)
+        """What conversations may not spell."""
+        self._typed = _all_text(self._tokenizer)
         self._known = KnownText(self._tokenizer)
         self._max_tokens = max_tokens
         self._longest_token_bytes = _longest_token_bytes(self._tokenizer)
@@ -77,7 +81,7 @@ class TextTokenizer:
 
         Raises InvalidRequest for a text that cannot fit into `max_tokens`.
         """
-        self._check_length(text)
+        self.check_length(text)
         return self._known.look_up(text, add_special_tokens)
 
     def complete(self, text: PartlyKnown) -> bytes:
@@ -88,20 +92,27 @@ class TextTokenizer:
         """Return the text of ids; bytes that are not UTF-8 show as U+FFFD."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
-    def render_chat(self, messages: Sequence[ChatMessage]) -> str:
+    def encode_typed(self, text: str) -> bytes:
+        """Return the packed ids of a text in which nothing is a control token."""
+        (encoding,) = self._typed.encode_batch_fast([text], add_special_tokens=False)
+        return pack_tokens(encoding.ids)
+
+    def render_chat(self, messages: Sequence[ChatMessage], tools: Sequence[Tool] = ()) -> str:
         """Return a conversation as the model's template writes it, ready for the assistant's turn.
 
         Raises InvalidRequest when the template refuses it or the model has none.
         """
-        if self._template is None:
+        if self._renderer is None:
             raise InvalidRequest("messages", "the model has no chat template; send text or token ids")
-        return self._template.render(messages)
+        return self._renderer.render(messages, tools)
 
-    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
-        """Return the ids of `render_chat`; the template writes BOS itself. Raises InvalidRequest."""
-        return self.encode(self.render_chat(messages), add_special_tokens=False)
+    @property
+    def drops_thoughts(self) -> bool:
+        """Whether the template leaves out what earlier turns thought, between <think> and </think>."""
+        return self._renderer is not None and self._renderer.drops_thoughts
 
-    def _check_length(self, text: str) -> None:
+    def check_length(self, text: str) -> None:
+        """Refuse a text that cannot fit into `max_tokens`. Raises InvalidRequest."""
         if self._max_tokens is None or self._longest_token_bytes is None:
             return
         least = len(text.encode()) // self._longest_token_bytes
@@ -114,6 +125,15 @@ class TextTokenizer:
     def is_special(self, token_id: int) -> bool:
         """Whether a token controls the model and has no text in its output."""
         return token_id in self._skipped
+
+    def special_token(self, text: str) -> int | None:
+        """Return the id of the special token that is spelled so, if there is one."""
+        token_id = self._tokenizer.token_to_id(text)
+        return token_id if token_id in self._skipped else None
+
+    def has_token(self, text: str) -> bool:
+        """Whether one token is spelled so."""
+        return self._tokenizer.token_to_id(text) is not None
 
     def token_name(self, token_id: int) -> str:
         """Return a token as the vocabulary spells it; ids beyond it are `<|id|>`."""
@@ -160,6 +180,22 @@ def _longest_token_bytes(tokenizer: Tokenizer) -> int | None:
     # A character of the byte-level alphabet is one byte of text; an added token is at most its own UTF-8.
     words = [len(word) for word in tokenizer.get_vocab(with_added_tokens=False)]
     return max([*words, *(len(token.content.encode()) for token in added)], default=1)
+
+
+def _all_text(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a tokenizer for which control tokens are text. It shares the vocabulary, which may be large."""
+    other = Tokenizer(tokenizer.model)
+    if tokenizer.normalizer is not None:
+        other.normalizer = tokenizer.normalizer
+    if tokenizer.pre_tokenizer is not None:
+        other.pre_tokenizer = tokenizer.pre_tokenizer
+    added = tokenizer.get_added_tokens_decoder()
+    for _, token in sorted(added.items()):
+        other.add_tokens([token])
+    if other.get_added_tokens_decoder().keys() != added.keys():
+        other = Tokenizer.from_str(tokenizer.to_str())
+    other.encode_special_tokens = True
+    return other
 
 
 def _is_byte_level(decoder: object) -> bool:

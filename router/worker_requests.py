@@ -7,6 +7,7 @@ from kvhive.proto.v1 import worker_pb2
 from kvhive.router.generation import Choice, Generation
 from kvhive.router.pins import worker_pins
 from kvhive.router.placement import Placement
+from kvhive.router.sampling_params import Grammar
 
 
 def worker_requests(
@@ -72,8 +73,13 @@ def _request(
             logprobs=sampling.logprobs,
             prompt_logprobs=sampling.prompt_logprobs,
             speculate=sampling.speculate,
+            grammar=_grammar(sampling.grammar),
         ),
     )
+
+
+def _grammar(grammar: Grammar | None) -> worker_pb2.Grammar | None:
+    return None if grammar is None else worker_pb2.Grammar(kind=grammar.kind, text=grammar.text)
 
 
 def _source(placement: Placement) -> worker_pb2.BlockSource | None:

@@ -75,7 +75,7 @@ def running_rig(
         started: list[ProcessId] = []
         stack.callback(_end, started)
         endpoints = start_router(folder, spec, lambda process: started.extend([process] if process else []))
-        wait_routable(endpoints.grpc, workers)
+        wait_routable(endpoints.grpc, token, workers)
         addresses = json.loads(ready.read_text())
         yield Rig(endpoints.http, endpoints.grpc, addresses, token, started[0].pid, stub)
 

@@ -27,8 +27,9 @@ from typing import Any
 
 import click
 
+from kvhive.client import ONCE, Client
 from kvhive.proto.errors import ClusterError, KvhiveError
-from kvhive.scripts.client import RouterClient
+from kvhive.scripts.cluster_access import operators_key
 from kvhive.scripts.cluster_state import StateFolder
 from kvhive.scripts.control_socket import ask
 from kvhive.scripts.log_tail import last_line
@@ -41,8 +42,10 @@ NODES = 2
 """Most nodes with a GPU, and workers."""
 IDLE_MINUTES = 2.0
 """Longer than a node takes to start: v1 ends one that is idle for so long, also while it boots."""
-PROMPT_TOKENS = 600
-ANSWER_TOKENS = 48
+PROMPT_TOKENS = 48
+"""Short: what is chance in the load is smoothed for as long as few, large requests need, up to twenty minutes
+(router/autoscaling_forecast.py), and nobody wants to watch that."""
+ANSWER_TOKENS = 16
 _HEAD_ID = "f" * 51 + "00000"
 _HEAD_TIMEOUT_S = 180.0
 
@@ -195,7 +198,7 @@ class Cluster:
     def status(self) -> dict[str, Any]:
         """Return what `kvhive status --json` prints, for less. Raises KvhiveError."""
         state = self._state.require()
-        with RouterClient(state.grpc) as client:
+        with Client(state.grpc, api_key=operators_key(state), retry=ONCE) as client:
             fleet = ask(Path(state.runtime_dir), {"do": "fleet"})
             return status_document(state, client.cluster(), fleet)
 

@@ -8,6 +8,7 @@ import ray
 
 from kvhive.proto.config import ClusterConfig
 from kvhive.proto.errors import ClusterError
+from kvhive.scripts.worker_vocabulary import load_vocabulary
 from kvhive.worker.actor import find_worker, give_place_back, list_workers
 from kvhive.worker.options import WorkerOptions
 
@@ -103,6 +104,7 @@ class Fleet:
             cluster_token=self.cluster_token,
             speculation=config.speculation,
             transfer=workers.transfer,
+            load_vocabulary=load_vocabulary,
         )
 
 

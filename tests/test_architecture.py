@@ -12,7 +12,8 @@ import pytest
 from kvhive.proto.config import ClusterConfig
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("toolchain", "proto", "kernels", "worker", "router", "scripts")
+ROOMS = ("toolchain", "proto", "kernels", "worker", "router", "client", "scripts")
+FOLDERS = {room: ROOT / room for room in ROOMS} | {"client": ROOT / "router" / "client"}
 
 MAY_IMPORT = {
     "toolchain": {"toolchain"},
@@ -20,6 +21,7 @@ MAY_IMPORT = {
     "kernels": {"kernels", "toolchain"},
     "worker": {"worker", "proto", "kernels"},
     "router": {"router", "proto"},
+    "client": {"client", "proto"},
     "scripts": set(ROOMS),
 }
 FORBIDDEN_THIRD_PARTY = {
@@ -28,6 +30,7 @@ FORBIDDEN_THIRD_PARTY = {
     "kernels": {"ray", "redis", "grpc", "transformers"},
     "worker": {"starlette", "tokenizers", "click"},
     "router": {"torch", "ray", "transformers", "accelerate", "click"},
+    "client": {"torch", "ray", "redis", "starlette", "transformers", "tokenizers", "numpy", "click"},
     "scripts": set(),
 }
 # (third-party package, room) -> the only modules of the room that may import it
@@ -64,9 +67,10 @@ def module_files() -> dict[str, Path]:
     """Return `room.module` -> file, generated code left out."""
     files = {}
     for room in ROOMS:
-        for path in sorted((ROOT / room).rglob("*.py")):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            if "typing" not in parts and not path.stem.endswith(("_pb2", "_pb2_grpc")):
+        for path in sorted(FOLDERS[room].rglob("*.py")):
+            parts = (room, *path.relative_to(FOLDERS[room]).with_suffix("").parts)
+            elsewhere = parts[:2] == ("router", "client") or "typing" in parts
+            if not elsewhere and not path.stem.endswith(("_pb2", "_pb2_grpc")):
                 files[".".join(parts).removesuffix(".__init__")] = path
     return files
 
@@ -203,6 +207,11 @@ def test_importing_the_router_brings_neither_torch_nor_ray() -> None:
     assert not loaded & {"torch", "ray", "transformers"}
 
 
+def test_importing_the_client_brings_nothing_that_serves() -> None:
+    heavy = {"torch", "ray", "transformers", "redis", "starlette", "uvicorn", "tokenizers", "numpy", "yaml"}
+    assert not modules_after("import kvhive.client") & heavy
+
+
 def test_importing_the_torch_free_zone_brings_no_torch() -> None:
     loaded = modules_after(f"import {', '.join(f'kvhive.{name}' for name in sorted(TORCH_FREE))}")
     assert not loaded & {"torch", "ray"}
@@ -214,7 +223,7 @@ def test_the_command_line_starts_without_ray_torch_or_grpc() -> None:
 
 def test_importing_what_a_status_needs_brings_neither_torch_nor_ray() -> None:
     loaded = modules_after(
-        "import kvhive.scripts.cli, kvhive.scripts.client, kvhive.scripts.completion, kvhive.scripts.teardown"
+        "import kvhive.scripts.cli, kvhive.client, kvhive.scripts.completion, kvhive.scripts.teardown"
     )
     assert not loaded & {"torch", "ray"}
 

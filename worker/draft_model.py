@@ -15,6 +15,7 @@ import numpy as np
 
 from kvhive.proto.errors import ModelError
 from kvhive.worker.model_runner import Chunk, ChunkResult, ModelRunner, ModelShape
+from kvhive.worker.output_matcher import OutputMatcher
 from kvhive.worker.sequence import SamplingParams
 
 SHORT_LAG = 32
@@ -96,7 +97,8 @@ class DraftModel:
             if missing <= SHORT_LAG:
                 sampling = replace(chunk.sampling, logprobs=None, prompt_logprobs=None)
                 history = list(chunk.history)
-                drafting.append(_Guess(chunk, sampling, limit, history, begin, drafts))
+                matcher = chunk.matcher.fork() if chunk.matcher is not None else None
+                drafting.append(_Guess(chunk, sampling, limit, history, begin, drafts, matcher))
             else:
                 budget -= size
                 tokens = chunk.history[begin : begin + size]
@@ -134,6 +136,8 @@ class _Guess:
     begin: int
     """First position that the draft's pool lacks."""
     drafts: list[int] = field(default_factory=list)
+    matcher: OutputMatcher | None = None
+    """Where its drafts are in the grammar; the target's own stays behind."""
 
     def chunk(self) -> Chunk:
         """Return what the draft model computes next."""
@@ -144,6 +148,7 @@ class _Guess:
             sampling=self.sampling,
             history=self.history,
             prompt_tokens=self.asked.prompt_tokens,
+            matcher=self.matcher,
         )
 
     def take(self, result: ChunkResult) -> bool:
@@ -154,4 +159,5 @@ class _Guess:
         self.begin = len(self.history)
         self.history.append(token)
         self.drafts.append(token)
-        return len(self.drafts) < self.limit and token not in self.sampling.stop_token_ids
+        ended = token in self.sampling.stop_token_ids or result.ends_at > 0
+        return len(self.drafts) < self.limit and not ended

@@ -256,9 +256,8 @@ class Engine:
             if finish is FinishReason.CANCELLED:
                 continue  # since the step that is told of
             if result.failed:
-                outputs.append(
-                    Output(seq.request_id, error=ComputeError("the model's logits are not finite"))
-                )
+                error = result.reason or ComputeError("the model's logits are not finite")
+                outputs.append(Output(seq.request_id, error=error))
             elif result.tokens or result.prompt_logprobs:
                 outputs.append(
                     Output(  # by position: names would cost as much again

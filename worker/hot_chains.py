@@ -3,7 +3,8 @@
 A block's heat is how often it was found, the time that it was computed included, halved for every
 `HALF_LIFE_S` since its last use. Whoever finds a block finds those before it, so heat falls along a chain,
 and the hottest blocks of a pool are whole beginnings of chains. They are listed as chains that end where one
-forks or cools down to a half: so a system prompt that all share goes before any of the conversations.
+forks or cools down to a half: so a system prompt that all share goes before any of the conversations. What a
+pin keeps goes before all else, however cold: somebody was promised that it would stay.
 """
 
 from __future__ import annotations
@@ -63,13 +64,13 @@ def hot_chains(pool: BlockPool, live: Iterable[Block], bounds: HotBounds, now: f
     idle = islice(pool.idle(), SCANNED * bounds.blocks)
     seen = {block.block_id: block for block in chain(live, idle) if block.block_hash is not None}
     # Of equals the first one seen is ranked first, and parents are seen before their children.
-    hottest = heapq.nlargest(bounds.blocks, seen.values(), key=lambda block: _heat(block, now))
+    hottest = heapq.nlargest(bounds.blocks, seen.values(), key=lambda block: _rank(block, now))
     added: list[list[Block]] = []
     by_end: dict[int, list[Block]] = {}
     for block in hottest:
         mine = by_end.pop(block.parent.block_id, None) if block.parent else None
         full = len(added) == bounds.chains
-        if mine is None or (not full and 2 * _heat(block, now) < _heat(mine[0], now)):
+        if mine is None or (not full and _cools_down(mine[0], block, now)):
             if full:
                 continue
             mine = []
@@ -80,6 +81,15 @@ def hot_chains(pool: BlockPool, live: Iterable[Block], bounds: HotBounds, now: f
         HotChain(_hashes(blocks[-1]), len(blocks), sum(b.uses for b in blocks), _idle_s(blocks[0], now))
         for blocks in added
     ]
+
+
+def _rank(block: Block, now: float) -> tuple[bool, float]:
+    return block.lease is not None, _heat(block, now)
+
+
+def _cools_down(first: Block, block: Block, now: float) -> bool:
+    unpinned = first.lease is not None and block.lease is None
+    return unpinned or 2 * _heat(block, now) < _heat(first, now)
 
 
 def _heat(block: Block, now: float) -> float:

@@ -51,6 +51,11 @@ class KvCacheManager:
         needed = self.blocks_for(num_tokens) - len(matched)
         return needed + reserved <= self.pool.available - evictable_matched
 
+    @property
+    def tokens_beside_pins(self) -> int:
+        """Tokens that the pool holds beside all that is pinned, in use or not."""
+        return (len(self.pool.blocks) - self.pool.leases.total) * self.block_size
+
     def kept_out_by_pins(self, seq: Sequence, num_tokens: int) -> bool:
         """Whether a sequence could not hold `num_tokens` tokens even if nothing ran, for idle pins."""
         room = len(self.pool.blocks) - self.pool.usage().pinned

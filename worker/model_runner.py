@@ -11,6 +11,8 @@ from collections.abc import Sequence as ReadOnly
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvhive.proto.errors import KvhiveError
+from kvhive.worker.output_matcher import OutputMatcher
 from kvhive.worker.sequence import SamplingParams
 
 
@@ -47,6 +49,9 @@ class Chunk:
     """Report log-probabilities of the tokens after each of `token_ids` but the last, with so many
     alternatives; and of `next_prompt_token` after the last, when it is given."""
     next_prompt_token: int | None = None
+    matcher: OutputMatcher | None = None
+    """Where the output up to the end of this chunk is in its grammar; the step leads it on by the tokens that
+    it answers. Only with `sampling`."""
 
 
 @dataclass(slots=True)  # made by the hundred in each step: frozen ones cost thrice
@@ -63,6 +68,10 @@ class ChunkResult:
     """Drafts that were verified in this step."""
     failed: bool = False
     """The logits are not finite: the sequence has failed, and only that one; its KV must not be shared."""
+    reason: KvhiveError | None = None
+    """Why it has failed, where it is something else."""
+    ends_at: int = 0
+    """After so many of `tokens` its grammar lets nothing follow; 0: something may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +98,9 @@ class ModelRunner(Protocol):
     the KV of every chunk is written, and that of every accepted draft. Whatever it raises ends the engine:
     the pool's content is not known any more.
 
-    Sampling is a function of (logits, options, history, seed, choice, position) alone. So a draft is
-    accepted exactly when it is the token that would have been sampled, and speculation changes nothing.
+    Sampling is a function of (logits, options, history, seed, choice, position) alone, and a grammar of the
+    history. So a draft is accepted exactly when it is the token that would have been sampled, and speculation
+    changes nothing.
     """
 
     @property

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvhive.proto.config import SpeculationConfig, TransferConfig
+from kvhive.proto.token_vocabulary import VocabularyLoader
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """Everything a worker needs to know; plain values, so that it travels to any node."""
+    """Everything a worker needs to know; plain values and functions of modules: it travels to any node."""
 
     worker_id: str
     cluster: str
@@ -42,6 +43,8 @@ class WorkerOptions:
     redis_timeout_s: float = 2.0
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     transfer: TransferConfig = field(default_factory=TransferConfig)
+    load_vocabulary: VocabularyLoader | None = None
+    """How it learns what its tokens stand for, which grammars must know; None: it follows no grammar."""
     emulated_bytes_per_s: float = 0.0
     """For measurements: what this worker sends is held back to that many; 0 is as fast as it goes."""
     emulated_delay_s: float = 0.0

@@ -11,9 +11,8 @@ one, and whoever releases a child then releases its parent. Of leases that end t
 A pin is kept whole or not at all: a promise that was not given holds nobody's budget.
 
 Pins never make the pool unusable. Their budget is less than the pool, and a request that fits only without
-the pinned blocks waits while others pass it (kept_out.py); as long as one waits, no lease is granted or
-renewed, so that it waits no longer than the running requests plus the longest lease, and it is refused
-after a minute.
+the pinned blocks waits while others pass it (kept_out.py); no lease is granted or renewed then, so that
+room is made as fast as promises allow, and after a minute it is refused.
 """
 
 from __future__ import annotations
@@ -62,6 +61,8 @@ class Lease:
     ends_at: float
     idle: bool = False
     """Whether nobody holds the block, so that the lease runs."""
+    stops: int = 0
+    """How often leases had ceased to be renewed when somebody last began to use the block."""
     queued: bool = False
     """Whether it has its one entry in the heap of ends."""
     ended: bool = False
@@ -76,8 +77,8 @@ class Leases:
     def __init__(self, num_blocks: int, budget: PinBudget) -> None:
         self._num_blocks = num_blocks
         self.budget = budget
-        self.renewing = True
-        """False while a request waits for leases to end: none is granted or renewed then."""
+        self._renewing = True
+        self._stops, self._stopped_at = 0, 0.0
         self._held: Counter[str] = Counter()
         self._total = 0
         # (end when it was queued, -depth, block id, lease). One entry per lease at most: a lease that was
@@ -93,9 +94,22 @@ class Leases:
         """Leased blocks that count for a tenant."""
         return self._held[tenant]
 
+    def renew(self, renewing: bool, now: float) -> None:
+        """Say whether leases begin and are renewed. They are not while room is made for somebody who waits.
+
+        What is in use when they cease to be was last used at that moment.
+        """
+        if self._renewing and not renewing:
+            self._stops, self._stopped_at = self._stops + 1, now
+        self._renewing = renewing
+
+    def used(self, lease: Lease) -> None:
+        """Somebody uses an idle block."""
+        lease.idle, lease.stops = False, self._stops
+
     def refusal(self, tenant: str, new: int, charged: int) -> PinRefusal | None:
         """Say why a tenant may not lease `new` more blocks and be charged for `charged`; None when it may."""
-        if not self.renewing:
+        if not self._renewing:
             return PinRefusal.MAKING_ROOM
         if charged and self._held[tenant] + charged > int(self._num_blocks * self.budget.share_per_tenant):
             return PinRefusal.OVER_TENANT_BUDGET
@@ -112,6 +126,7 @@ class Leases:
             return lease
         if lease is None:
             self._charge(asked.tenant, 1)
+            asked.stops = self._stops
             return asked
         self._charge(lease.tenant, -1)
         self._charge(asked.tenant, 1)
@@ -121,8 +136,10 @@ class Leases:
 
     def released(self, lease: Lease, now: float, idle: bool) -> bool:
         """A user of the block has gone, the last one when `idle`. False: the lease is over."""
-        if self.renewing:
+        if self._renewing:
             lease.ends_at = max(lease.ends_at, now + lease.ttl_s)
+        elif lease.stops < self._stops:
+            lease.ends_at = max(lease.ends_at, self._stopped_at + lease.ttl_s)
         if not idle:
             return True
         if lease.ends_at <= now:

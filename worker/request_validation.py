@@ -7,6 +7,8 @@ from collections.abc import Sequence as ReadOnly
 
 from kvhive.proto.block_hash import namespace_extras, unpack_tokens
 from kvhive.proto.errors import InvalidRequest
+from kvhive.proto.grammar import GRAMMAR_KINDS, MAX_GRAMMAR_BYTES
+from kvhive.proto.json_schema import FIELD
 from kvhive.proto.limits import (
     MAX_CACHE_NAME_CHARS,
     MAX_CHOICES,
@@ -24,7 +26,7 @@ from kvhive.proto.limits import (
 )
 from kvhive.proto.v1 import worker_pb2
 from kvhive.worker.model_runner import ModelShape
-from kvhive.worker.sequence import BlockSource, Pin, SamplingParams, Sequence
+from kvhive.worker.sequence import BlockSource, Grammar, Pin, SamplingParams, Sequence
 
 _ABOVE_ZERO = math.ulp(0.0)
 MAX_ADDRESS_CHARS = 300
@@ -125,6 +127,11 @@ def _check_sampling(wire: worker_pb2.WorkerSampling, length: int, resumed: int, 
     _in_vocabulary("logit_bias", sorted(wire.logit_bias), shape)
     for token_id, bias in wire.logit_bias.items():
         _within(f"logit_bias[{token_id}]", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+    if wire.HasField("grammar") and wire.grammar.kind not in GRAMMAR_KINDS:
+        raise InvalidRequest(
+            FIELD, f"must be one of {', '.join(GRAMMAR_KINDS)}, is {wire.grammar.kind[:40]!r}"
+        )
+    _at_most(FIELD, len(wire.grammar.text.encode()), MAX_GRAMMAR_BYTES, "bytes")
 
 
 def _sampling(wire: worker_pb2.WorkerSampling, choice: int, with_prompt: bool) -> SamplingParams:
@@ -147,6 +154,7 @@ def _sampling(wire: worker_pb2.WorkerSampling, choice: int, with_prompt: bool) -
         logprobs=wire.logprobs if wire.HasField("logprobs") else None,
         prompt_logprobs=wire.prompt_logprobs if asks_prompt else None,
         speculate=wire.speculate,
+        grammar=Grammar(wire.grammar.kind, wire.grammar.text) if wire.HasField("grammar") else None,
     )
 
 

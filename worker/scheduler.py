@@ -10,7 +10,8 @@ decoding sequence is in every step: whatever its neighbours do, its next token w
 When blocks run out, the running sequence of the lowest priority, and of those the latest admitted, starts
 over later. It comes back only when the pool has room until its end, and that room stays reserved; and nobody
 is preempted more than MAX_PREEMPTIONS times. The two together are no contradiction: blocks can only run out
-while somebody runs who was never preempted, since the needs of all others were set aside in full.
+while somebody runs who was never preempted, since the needs of all others were set aside in full; or, where
+pins leave no room for that, who may be preempted again.
 """
 
 from __future__ import annotations
@@ -59,10 +60,7 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        manager: KvCacheManager,
-        limits: SchedulerLimits,
-        drafts_for: DraftsFor | None = None,
+        self, manager: KvCacheManager, limits: SchedulerLimits, drafts_for: DraftsFor | None = None
     ) -> None:
         self.manager = manager
         self.limits = limits
@@ -75,10 +73,8 @@ class Scheduler:
         self.kept_out = KeptOut(manager)
         self.cramped = False
         """Whether somebody could not be admitted in the last step for want of blocks."""
-        self._tickets = self.preemptions = 0
-        self.prefix_queries = self.prefix_hits = self.pulled_tokens = 0
-        self.admitted = self.prefill_pairs = 0
-        self.drafted = self.accepted = 0
+        self._tickets = self.preemptions = self.admitted = self.prefill_pairs = 0
+        self.prefix_queries = self.prefix_hits = self.pulled_tokens = self.drafted = self.accepted = 0
 
     @property
     def idle(self) -> bool:
@@ -139,7 +135,7 @@ class Scheduler:
         budget, preempted = self.limits.max_step_tokens, self.preemptions
         budget = self._decode(plan, budget)
         budget = self._prefill(plan, budget, admitting=preempted == self.preemptions)
-        self.manager.pool.leases.renewing = not self.kept_out
+        self.manager.pool.leases.renew(not self.kept_out.makes_room(), self.manager.clock())
         if self._drafts_for is not None:
             self._add_drafts(plan, budget, self._drafts_for)
         return plan
@@ -155,8 +151,7 @@ class Scheduler:
     def _advance(self, item: Scheduled, result: ChunkResult) -> None:
         seq = item.seq
         if result.failed:  # nothing it computed in this step may be found by others
-            self._finish(seq, FinishReason.FAILED)
-            return
+            return self._finish(seq, FinishReason.FAILED)
         if result.prompt_logprobs:
             result.prompt_logprobs = self._unreported(seq, result.prompt_logprobs)
         reason = self._append(seq, result)
@@ -183,13 +178,14 @@ class Scheduler:
             self._finish(seq, reason)
 
     def _append(self, seq: Sequence, result: ChunkResult) -> FinishReason | None:
-        """Append a step's tokens, cut at the first stop token or at the sequence's full length."""
+        """Append a step's tokens, cut at the first stop token, the grammar's end or the full length."""
         tokens, sampling, reason = seq.tokens, seq.sampling, None
         before = len(tokens)
         for token in result.tokens:
             tokens.append(token)
             length = len(tokens)
-            if token in sampling.stop_token_ids and length - seq.prompt_tokens > sampling.min_tokens:
+            late = length - seq.prompt_tokens > sampling.min_tokens
+            if length - before == result.ends_at or (late and token in sampling.stop_token_ids):
                 reason = FinishReason.STOP
             elif length >= seq.max_total:
                 reason = FinishReason.LENGTH
@@ -367,8 +363,12 @@ class Scheduler:
 
     def _whole_need(self, seq: Sequence) -> int:
         # A newcomer needs room for its prompt and a first token. One that was preempted comes back only
-        # when it can run to its end, or it would be preempted again for the same lack of blocks.
-        return seq.max_total if seq.preemptions else len(seq.tokens) + 1
+        # when it can run to its end, or it would be preempted again for the same lack of blocks; as long as
+        # it may be, all that pins leave is enough.
+        need = len(seq.tokens) + 1
+        if 0 < seq.preemptions < MAX_PREEMPTIONS:
+            return min(seq.max_total, max(need, self.manager.tokens_beside_pins))
+        return seq.max_total if seq.preemptions else need
 
     def _still_needed(self, seq: Sequence) -> int:
         """Blocks that a running sequence does not have yet of what it was admitted with."""

@@ -6,6 +6,15 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from kvhive.proto.block_hash import BlockHash
+from kvhive.worker.output_matcher import OutputMatcher
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the whole output must be; see proto/grammar.py."""
+
+    kind: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +52,8 @@ class SamplingParams:
     """The same for the prompt's tokens. Such a request takes nothing from the cache: it needs the logits."""
     speculate: bool = True
     """Whether drafts may be tried. They never change what is generated."""
+    grammar: Grammar | None = None
+    """None leaves the output free. Else the sequence has a matcher, which follows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +119,8 @@ class Sequence:
     """What of its prompt is to stay in the cache, and how long."""
     extras: bytes = b""
     """The namespace (salt, adapter) in the encoding of block_hash."""
+    matcher: OutputMatcher | None = None
+    """Where its output is in `sampling.grammar`."""
     source: BlockSource | None = None
     """Who is said to hold more of the prompt, and to bring it faster than it is computed."""
     max_total: int = 0

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ from kvhive.proto.transport import MAX_MESSAGE_BYTES
 from kvhive.proto.v1 import worker_pb2_grpc
 from kvhive.worker.block_pool import BlockPool
 from kvhive.worker.engine import Engine, EngineHooks
+from kvhive.worker.grammar_desk import GrammarDesk
 from kvhive.worker.index_connection import open_index
 from kvhive.worker.kv_cache_manager import KvCacheManager
 from kvhive.worker.kv_event_publisher import KvEventPublisher
@@ -77,6 +79,8 @@ class WorkerServer:
         self._options = options
         self._on_failure = on_failure
         self._leader = None if ranks is None else RankLeader(ranks, on_failure)
+        load = options.load_vocabulary
+        self._grammars = GrammarDesk(None if load is None else partial(load, options.model_path))
         self._loop = asyncio.new_event_loop()
         self._loop_thread = threading.Thread(target=self._loop.run_forever, name="service", daemon=True)
         self._engine: Engine | None = None
@@ -110,12 +114,14 @@ class WorkerServer:
         options = self._options
         self._loop_thread.start()
         self._progress = "loading model"
+        vocabulary = self._grammars.load()
         set_threads(options.threads)
         target = load_worker_runner(options) if self._leader is None else self._leader.load(options)
         identity = model_identity(
             Path(options.model_path), target.dtype_name, options.block_size, options.kv_dtype
         )
         self._pool = target.pool
+        vocabulary.result()  # what is measured next would be slower beside it
         runner, drafts_for = self._speculating(target, target.num_blocks)
         self._service = self._call(self._make_service(runner))
         engine = self._engine = self._make_engine(runner, target.num_blocks, identity, drafts_for)
@@ -142,6 +148,7 @@ class WorkerServer:
             self._loop_thread.join(5)
         if not self._loop.is_running():
             self._loop.close()
+        self._grammars.close()
         self._progress = "stopped"
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -157,7 +164,7 @@ class WorkerServer:
         return runner, control.drafts_for
 
     async def _make_service(self, runner: ModelRunner) -> WorkerService:
-        return WorkerService(self._options.worker_id, runner.shape)
+        return WorkerService(self._options.worker_id, runner.shape, self._grammars)
 
     def _make_engine(
         self, runner: ModelRunner, num_blocks: int, identity: bytes, drafts_for: DraftsFor | None

@@ -19,6 +19,7 @@ from kvhive.proto.index_schema import WorkerState
 from kvhive.proto.transport import CLUSTER_TOKEN_KEY
 from kvhive.proto.v1 import worker_pb2, worker_pb2_grpc
 from kvhive.worker.engine import Engine, Output
+from kvhive.worker.grammar_desk import GrammarDesk
 from kvhive.worker.hot_chains import HotBounds
 from kvhive.worker.kv_transfer import KvTransfer
 from kvhive.worker.model_runner import ModelShape
@@ -84,10 +85,11 @@ class ClusterTokenGuard(grpc.aio.ServerInterceptor):
 class WorkerService(worker_pb2_grpc.WorkerServicer):
     """The RPCs of one worker. Lives on one event loop; `deliver` is called from the engine's thread."""
 
-    def __init__(self, worker_id: str, shape: ModelShape) -> None:
+    def __init__(self, worker_id: str, shape: ModelShape, grammars: GrammarDesk | None = None) -> None:
         self.worker_id = worker_id
         self.state = WorkerState.STARTING
         self._shape = shape
+        self._grammars = grammars or GrammarDesk(None)
         self._epoch: Callable[[], int] = lambda: 0
         self._engine: Engine | None = None
         self._transfer: KvTransfer | None = None
@@ -155,8 +157,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         stream = RequestStream((seq.sampling.choice for seq in sequences), heard)
         self._streams[request_id] = stream
         self._idle.clear()
-        for seq in sequences:
-            engine.submit(seq)
+        wanted: Callable[[], bool] = lambda: self._streams.get(request_id) is stream  # noqa: E731
+        self._grammars.begin(sequences, engine.submit, stream.put, wanted)
         return stream
 
     def close(self, request_id: str) -> None:

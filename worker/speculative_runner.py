@@ -75,4 +75,7 @@ class SpeculativeRunner:
 def _with_drafts(chunk: Chunk, proposal: list[int]) -> Chunk:
     if chunk.drafts or not proposal or chunk.sampling is None:
         return chunk
-    return replace(chunk, drafts=proposal[: chunk.max_drafts])  # for more there are no blocks
+    drafts = proposal[: chunk.max_drafts]  # for more there are no blocks
+    if chunk.matcher is not None:  # what its grammar does not allow would be computed for nothing
+        drafts = drafts[: chunk.matcher.allows(drafts)]
+    return replace(chunk, drafts=drafts)

@@ -44,6 +44,7 @@ class Scheduled:
             sampling if last else None,
             tokens if last else (),
             seq.prompt_tokens,
+            matcher=seq.matcher if last else None,
         )
         if seq.wants_prompt_logprobs and start < seq.prompt_tokens:
             chunk.prompt_logprobs = sampling.prompt_logprobs

@@ -13,6 +13,7 @@ from kvhive.worker.decode_graphs import DecodeGraphs, graph_sizes, is_plain_deco
 from kvhive.worker.decoder import DecoderModel
 from kvhive.worker.decoder_config import DecoderConfig
 from kvhive.worker.forward_batch import LanguageModel
+from kvhive.worker.grammar_masks import GrammarMasks, Masks
 from kvhive.worker.kv_cache import PoolSpec, allocate_pool
 from kvhive.worker.model_runner import Chunk, ChunkResult, ModelShape
 from kvhive.worker.pool_size import DeviceMemory, measured_blocks
@@ -67,6 +68,7 @@ class TorchModelRunner:
         self._pool = allocate_pool(self._shape, blocks, pool.block_size, pool_dtype, self._device)
         self._inputs = StepInputs(self._pool, self._windows)
         self._graphs = self._capture(cuda)
+        self._masks = GrammarMasks()
 
     @property
     def shape(self) -> ModelShape:
@@ -118,9 +120,10 @@ class TorchModelRunner:
         if not chunks:
             return list
         self._check(chunks)
+        masks = self._masks.begin(chunks)
         with torch.inference_mode():
             logits = self._logits(chunks)
-        return lambda: self._results(logits, chunks)
+        return lambda: self._results(logits, chunks, masks())
 
     def run(self, chunks: ReadOnly[Chunk]) -> list[ChunkResult]:
         """Compute one step, with launch's errors."""
@@ -136,12 +139,12 @@ class TorchModelRunner:
             for batch in told_steps(self._ranks, self._inputs):
                 self._model.forward(batch, self._pool)
 
-    def _results(self, logits: torch.Tensor, chunks: ReadOnly[Chunk]) -> list[ChunkResult]:
+    def _results(self, logits: torch.Tensor, chunks: ReadOnly[Chunk], masks: Masks) -> list[ChunkResult]:
         if self.overlaps and not logits.shape[0]:
             # Nothing is read of such a step, so nothing else would wait for its end.
             torch.cuda.current_stream(self._device).synchronize()
         with torch.inference_mode():
-            return read_results(logits, chunks)
+            return read_results(logits, chunks, masks)
 
     def _logits(self, chunks: ReadOnly[Chunk]) -> torch.Tensor:
         if self._graphs is not None and all(map(is_plain_decode, chunks)):

@@ -312,7 +312,7 @@ class KeptPrefix(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., ttl_s: _Optional[float] = ..., kept: _Optional[bool] = ...) -> None: ...
 
 class PrewarmRequest(_message.Message):
-    __slots__ = ("model", "text", "token_ids", "chat", "cache_salt", "cache_key", "workers", "ttl_s")
+    __slots__ = ("model", "text", "token_ids", "chat", "cache_salt", "cache_key", "workers", "ttl_s", "tenant")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -321,6 +321,7 @@ class PrewarmRequest(_message.Message):
     CACHE_KEY_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     TTL_S_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     token_ids: TokenIds
@@ -329,7 +330,8 @@ class PrewarmRequest(_message.Message):
     cache_key: str
     workers: int
     ttl_s: float
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., cache_salt: _Optional[str] = ..., cache_key: _Optional[str] = ..., workers: _Optional[int] = ..., ttl_s: _Optional[float] = ...) -> None: ...
+    tenant: str
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., cache_salt: _Optional[str] = ..., cache_key: _Optional[str] = ..., workers: _Optional[int] = ..., ttl_s: _Optional[float] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class PrewarmResponse(_message.Message):
     __slots__ = ("prompt_tokens", "workers")
@@ -370,6 +372,91 @@ class TokenizeResponse(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DetokenizeRequest(_message.Message):
+    __slots__ = ("model", "token_ids")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, model: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DetokenizeResponse(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("decisions",)
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    decisions: _containers.RepeatedCompositeFieldContainer[RouteDecision]
+    def __init__(self, decisions: _Optional[_Iterable[_Union[RouteDecision, _Mapping]]] = ...) -> None: ...
+
+class RouteDecision(_message.Message):
+    __slots__ = ("request_id", "age_s", "worker_id", "reason", "prompt_tokens", "reachable_tokens", "cached_tokens", "predicted_ttft_s", "pull_from", "moves", "candidates", "excluded")
+    class ExcludedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REACHABLE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_TTFT_S_FIELD_NUMBER: _ClassVar[int]
+    PULL_FROM_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDED_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    age_s: float
+    worker_id: str
+    reason: str
+    prompt_tokens: int
+    reachable_tokens: int
+    cached_tokens: int
+    predicted_ttft_s: float
+    pull_from: str
+    moves: int
+    candidates: _containers.RepeatedCompositeFieldContainer[RouteCandidate]
+    excluded: _containers.ScalarMap[str, str]
+    def __init__(self, request_id: _Optional[str] = ..., age_s: _Optional[float] = ..., worker_id: _Optional[str] = ..., reason: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., reachable_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., predicted_ttft_s: _Optional[float] = ..., pull_from: _Optional[str] = ..., moves: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[RouteCandidate, _Mapping]]] = ..., excluded: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class RouteCandidate(_message.Message):
+    __slots__ = ("worker_id", "matched_tokens", "expected_tokens", "cost_s", "queue_s", "room_s", "price", "compute_s", "decode_s", "pull_s")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    MATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COST_S_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    ROOM_S_FIELD_NUMBER: _ClassVar[int]
+    PRICE_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    DECODE_S_FIELD_NUMBER: _ClassVar[int]
+    PULL_S_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    matched_tokens: int
+    expected_tokens: int
+    cost_s: float
+    queue_s: float
+    room_s: float
+    price: float
+    compute_s: float
+    decode_s: float
+    pull_s: float
+    def __init__(self, worker_id: _Optional[str] = ..., matched_tokens: _Optional[int] = ..., expected_tokens: _Optional[int] = ..., cost_s: _Optional[float] = ..., queue_s: _Optional[float] = ..., room_s: _Optional[float] = ..., price: _Optional[float] = ..., compute_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., pull_s: _Optional[float] = ...) -> None: ...
 
 class GetClusterRequest(_message.Message):
     __slots__ = ("audit",)

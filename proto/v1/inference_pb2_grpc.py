@@ -45,6 +45,11 @@ class InferenceStub:
                 request_serializer=kvhive_dot_proto_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
                 response_deserializer=kvhive_dot_proto_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
                 _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/kvhive.v1.Inference/Detokenize',
+                request_serializer=kvhive_dot_proto_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=kvhive_dot_proto_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
         self.GetCluster = channel.unary_unary(
                 '/kvhive.v1.Inference/GetCluster',
                 request_serializer=kvhive_dot_proto_dot_v1_dot_inference__pb2.GetClusterRequest.SerializeToString,
@@ -60,6 +65,11 @@ class InferenceStub:
                 request_serializer=kvhive_dot_proto_dot_v1_dot_inference__pb2.PrewarmRequest.SerializeToString,
                 response_deserializer=kvhive_dot_proto_dot_v1_dot_inference__pb2.PrewarmResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/kvhive.v1.Inference/Explain',
+                request_serializer=kvhive_dot_proto_dot_v1_dot_inference__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=kvhive_dot_proto_dot_v1_dot_inference__pb2.ExplainResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer:
@@ -67,18 +77,26 @@ class InferenceServicer:
     """
 
     def Generate(self, request, context):
-        """Generates one completion. The stream is Started, any number of Delta, then Finished.
+        """Generates one completion. The stream is Started, any number of Delta, then Finished for each choice.
         Errors: INVALID_ARGUMENT (names the field, the limit and the value), UNAVAILABLE (retry),
         RESOURCE_EXHAUSTED (a bounded queue is full, or too long for the call's deadline), DEADLINE_EXCEEDED,
-        CANCELLED. The first two that may be retried say when, in milliseconds, in the trailing metadata
-        `retry-after-ms`.
+        INTERNAL (the model computed no usable number), CANCELLED. Each carries google.rpc details: BadRequest names
+        the field, ErrorInfo says why in a word (domain "kvhive"), RetryInfo says when to come again where somebody
+        knows; so does the trailing metadata `retry-after-ms`, in milliseconds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Turns text or chat messages into token ids, exactly as Generate would.
+        """Turns text or chat messages into token ids, exactly as Generate would. Errors: as Generate.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """Turns token ids into text, special tokens included. Errors: as Generate.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -106,6 +124,14 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Says why requests of an id went where they did, as far back as the router remembers: some thousand
+        decisions. Errors: NOT_FOUND, and as Generate.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -118,6 +144,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Tokenize,
                     request_deserializer=kvhive_dot_proto_dot_v1_dot_inference__pb2.TokenizeRequest.FromString,
                     response_serializer=kvhive_dot_proto_dot_v1_dot_inference__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=kvhive_dot_proto_dot_v1_dot_inference__pb2.DetokenizeRequest.FromString,
+                    response_serializer=kvhive_dot_proto_dot_v1_dot_inference__pb2.DetokenizeResponse.SerializeToString,
             ),
             'GetCluster': grpc.unary_unary_rpc_method_handler(
                     servicer.GetCluster,
@@ -133,6 +164,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Prewarm,
                     request_deserializer=kvhive_dot_proto_dot_v1_dot_inference__pb2.PrewarmRequest.FromString,
                     response_serializer=kvhive_dot_proto_dot_v1_dot_inference__pb2.PrewarmResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=kvhive_dot_proto_dot_v1_dot_inference__pb2.ExplainRequest.FromString,
+                    response_serializer=kvhive_dot_proto_dot_v1_dot_inference__pb2.ExplainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -190,6 +226,33 @@ class Inference:
             '/kvhive.v1.Inference/Tokenize',
             kvhive_dot_proto_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
             kvhive_dot_proto_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvhive.v1.Inference/Detokenize',
+            kvhive_dot_proto_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+            kvhive_dot_proto_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -271,6 +334,33 @@ class Inference:
             '/kvhive.v1.Inference/Prewarm',
             kvhive_dot_proto_dot_v1_dot_inference__pb2.PrewarmRequest.SerializeToString,
             kvhive_dot_proto_dot_v1_dot_inference__pb2.PrewarmResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvhive.v1.Inference/Explain',
+            kvhive_dot_proto_dot_v1_dot_inference__pb2.ExplainRequest.SerializeToString,
+            kvhive_dot_proto_dot_v1_dot_inference__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,

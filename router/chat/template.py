@@ -20,14 +20,13 @@ from contextvars import ContextVar
 from datetime import datetime
 from typing import Any
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kvhive.proto.errors import InvalidRequest, ModelError
-from kvhive.router.chat.messages import ChatMessage
 
 MAX_RENDERED_CHARS = 64 * 1024 * 1024
 """Four times the largest request body by default: a template that inflates more than that is broken."""
@@ -53,20 +52,25 @@ class ChatTemplate:
         self._timeout_s = timeout_s
         try:
             self._template = self._environment.from_string(source)
+            self.variables = frozenset(meta.find_undeclared_variables(self._environment.parse(source)))
+            """What it reads."""
         except TemplateError as error:
             raise ModelError(f"the model's chat template cannot be compiled: {error}") from error
 
-    def render(self, messages: Sequence[ChatMessage]) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] | None = None
+    ) -> str:
         """Return the conversation as text, ending where the assistant's next turn begins.
 
-        Raises InvalidRequest("messages") with the template's own words where it refuses the conversation,
-        or when it takes longer than the timeout.
+        Messages and tools are as transformers hands them on (rendering.py). Raises InvalidRequest("messages")
+        with the template's own words where it refuses the conversation, or when it takes longer than the
+        timeout.
         """
         token = self._environment.deadline.set(self._environment.clock() + self._timeout_s)
         try:
             return self._join(
-                messages=[{"role": m.role, "content": m.content} for m in messages],
-                tools=None,
+                messages=messages,
+                tools=tools,
                 documents=None,
                 add_generation_prompt=True,
                 **self._special_tokens,

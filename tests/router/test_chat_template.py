@@ -8,11 +8,10 @@ from datetime import datetime
 import pytest
 
 from kvhive.proto.errors import InvalidRequest, ModelError
-from kvhive.router.chat.messages import ChatMessage
 from kvhive.router.chat.template import ChatTemplate
 
-HI = [ChatMessage("user", "hi <b>&'\"</b> é")]
-LONG = [ChatMessage("user" if i % 2 == 0 else "assistant", f"turn {i}") for i in range(9)]
+HI = [{"role": "user", "content": "hi <b>&'\"</b> é"}]
+LONG = [{"role": "user" if i % 2 == 0 else "assistant", "content": f"turn {i}"} for i in range(9)]
 TEMPLATES = [
     "{% for m in messages %}\n  {{ m.role }}: {{ m['content'] | trim }}\n{% endfor %}\nend",
     "{{ bos_token }}{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{{ m }}{% endfor %}",
@@ -29,9 +28,8 @@ def test_rendering_equals_transformers(source: str) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     for messages in (HI, LONG):
-        plain = [{"role": m.role, "content": m.content} for m in messages]
         theirs, _ = render_jinja_template(
-            conversations=[plain], chat_template=source, add_generation_prompt=True, bos_token="<s>"
+            conversations=[messages], chat_template=source, add_generation_prompt=True, bos_token="<s>"
         )
         assert ChatTemplate(source, {"bos_token": "<s>"}).render(messages) == theirs[0]
 

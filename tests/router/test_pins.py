@@ -6,10 +6,12 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from open_doors import open_doors
 from router_rig import RouterRig, running_router
 from transfer_rig import TRANSFER, prompt_of
 
 from kvhive.proto.errors import InvalidRequest
+from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.router.chat.messages import CacheBreakpoint, ChatMessage, ChatPrompt
 from kvhive.router.frontend import KeptPrefix, Usage
 from kvhive.router.pins import AskedPin, asked_pins, cache_split, kept_prefixes, worker_pins
@@ -124,15 +126,47 @@ async def test_a_breakpoint_is_kept_and_the_usage_says_so_and_its_next_use_is_re
         await rig.idle()
 
 
+async def test_the_breakpoints_of_a_conversation_are_kept_as_it_grows_and_change_nothing(
+    redis_server: EmbeddedRedis, demo_gguf: Path
+) -> None:
+    """Fault 75: marked after the system message and at the end of each turn; unmarked text is evicted."""
+    async with running_router(redis_server.url, demo_gguf, count=1, vocab_size=49152) as rig:
+        turns = [ChatMessage("system", "You count sheep. " * 8), ChatMessage("user", "How many are there?")]
+
+        def asked(*marks: CacheBreakpoint, salt: str = "") -> GenerateRequest:
+            prompt = ChatPrompt(tuple(turns), breakpoints=marks)
+            return GenerateRequest(prompt, SamplingParams(max_tokens=9, ignore_eos=True), cache_salt=salt)
+
+        marks = CacheBreakpoint(HOUR, 0), CacheBreakpoint(MINUTES, 1)
+        first = await rig.run(asked(*marks))
+        system, turn = first.usage.kept
+        assert system.kept and turn.kept and 0 < system.tokens < turn.tokens
+        assert set(cache_split(first.usage).created) == {HOUR, MINUTES}
+        plain = await rig.run(asked(salt="nobody"))
+        assert plain.token_ids == first.token_ids and plain.usage.prompt_tokens == first.usage.prompt_tokens
+        turns += [ChatMessage("assistant", first.text), ChatMessage("user", "And now?")]
+        second = await rig.run(asked(marks[0], CacheBreakpoint(MINUTES, 3)))
+        assert second.usage.cached_tokens >= turn.tokens
+        last = second.usage.kept[-1]
+        assert last.kept and last.tokens > turn.tokens
+        for number in range(4):  # twice the pool
+            await rig.ask(prompt_of(number, 500))
+        assert (await rig.run(asked())).usage.cached_tokens == last.tokens
+        turns[2:] = []
+        assert (await rig.run(asked(salt="nobody"))).usage.cached_tokens == 0
+        await rig.idle()
+
+
 async def test_what_does_not_fit_is_refused_at_once_and_the_request_is_answered(
     redis_server: EmbeddedRedis, demo_gguf: Path
 ) -> None:
-    """Of 256 blocks one tenant may pin 64, all together 128."""
-    async with running_router(redis_server.url, demo_gguf, count=1) as rig:
+    """Of 256 blocks one tenant may pin 64, all together 128; a pin below the minimum is not asked for."""
+    limits = {"min_pinned_tokens": 8}
+    async with running_router(redis_server.url, demo_gguf, count=1, limits=limits) as rig:
         refusals = []
         for number, tenant in enumerate(("a", "a", "b", "c")):
             answer = await rig.ask(
-                prompt_of(number, 241), pins=(PromptPin(HOUR, 3), PromptPin(HOUR, 240)), tenant=tenant
+                prompt_of(number, 241), pins=(PromptPin(2 * HOUR, 7), PromptPin(HOUR, 240)), tenant=tenant
             )
             assert answer.token_ids == rig.oracle(prompt_of(number, 241), 4)
             short, long = answer.usage.kept
@@ -181,3 +215,27 @@ async def test_prewarming_answers_when_every_worker_holds_and_keeps_it(
             "over_tenant_budget",
         ]
         await asyncio.gather(*(worker.idle() for worker in rig.workers.values()))
+
+
+async def test_over_grpc_a_prewarmed_conversation_is_kept_and_found(
+    redis_server: EmbeddedRedis, demo_gguf: Path
+) -> None:
+    async with open_doors(redis_server.url, demo_gguf) as doors:
+        chat = pb.Chat()
+        chat.messages.add(role="system", content="You count sheep. " * 8).cache_control.ttl_s = HOUR
+        chat.messages.add(role="user", content="How many are there?")
+        answer = await doors.grpc.Prewarm(pb.PrewarmRequest(chat=chat, ttl_s=MINUTES, workers=2))
+        assert [(worker.kept, worker.not_kept) for worker in answer.workers] == [(True, ""), (True, "")]
+        pinned = pinned_blocks(doors.rig)
+        assert len(set(pinned.values())) == 1 and pinned["w1"] * 4 > answer.prompt_tokens // 2
+        await doors.rig.indexed()
+        sampling = pb.SamplingParams(max_tokens=2, ignore_eos=True)
+        async for response in doors.grpc.Generate(pb.GenerateRequest(chat=chat, sampling=sampling)):
+            usage = response.finished.usage
+        assert usage.cached_tokens >= pinned["w1"] * 4
+        assert [(prefix.ttl_s, prefix.kept) for prefix in usage.kept] == [(HOUR, True)]
+        short = pb.PrewarmRequest(text="x", ttl_s=MINUTES)
+        assert (await doors.grpc.Prewarm(short)).workers[0].not_kept == "below_minimum"
+        count = doors.registry.get_sample_value
+        assert count("kvhive_pins_total", {"outcome": "kept"}) == 5
+        assert count("kvhive_pins_total", {"outcome": "below_minimum"}) == 1

@@ -43,7 +43,8 @@ async def open_doors(redis_url: str, demo_gguf: Path, **options: int) -> AsyncIt
         frontend = MeteredFrontend(rig.dispatcher, metrics, rig.dispatcher._clock)
         http = HttpServer(create_app(frontend, metrics.registry))
         server = grpc.aio.server()
-        service = InferenceService(frontend, pb.GetClusterResponse)
+        ledger = rig.dispatcher.ledger
+        service = InferenceService(frontend, pb.GetClusterResponse, explain=ledger.explain)
         inference_pb2_grpc.add_InferenceServicer_to_server(service, server)
         grpc_port = server.add_insecure_port("127.0.0.1:0")
         await server.start()

@@ -104,6 +104,7 @@ class RealEngine:
         self.sequences[name] = Sequence(
             name, list(seq.tokens), seq.prompt_tokens, seq.sampling, extras=seq.extras
         )
+        self.sequences[name].matcher = seq.matcher and seq.matcher.fork()
         self.engine.submit(self.sequences[name])
 
     def run(self, *requests: Sequence) -> list[list[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from chats import encode_chat
 from real_engine import RealEngine, request
 from tiny_models import tiny, write_gguf
 from tiny_tokenizer import BOS, EOS, EOT, MERGES, SPECIAL, TEMPLATE, save_tokenizer, words
@@ -99,9 +100,9 @@ def test_token_ids_answers_and_ends_are_equal(forms: tuple[Path, Path]) -> None:
         for special in (True, False):
             assert one.encode(text, special) == two.encode(text, special), repr(text)
         assert one.decode(two.encode(text, False), skip_special_tokens=False) == text
-    assert one.encode_chat(CHAT) == two.encode_chat(CHAT)
+    assert encode_chat(one, CHAT) == encode_chat(two, CHAT)
     assert one.eos_token_ids == two.eos_token_ids == {EOS, EOT}
-    prompts = [ids for text in TEXTS[::4] if (ids := one.encode(text, True))] + [one.encode_chat(CHAT)]
+    prompts = [ids for text in TEXTS[::4] if (ids := one.encode(text, True))] + [encode_chat(one, CHAT)]
     # Biased towards its ends, so that a random model reaches one.
     options = {"stop_token_ids": one.eos_token_ids, "logit_bias": ((EOS, 3.0), (EOT, 3.0))}
     asked = [request(f"r{i}", prompt, 20, **options) for i, prompt in enumerate(prompts)]

@@ -84,9 +84,18 @@ def test_blocks_in_use_and_under_a_lease_count_and_what_has_gone_does_not() -> N
     rig.ask("gone")
     live = rig.hold("live")
     found = hot_chains(rig.pool, live, HotBounds(9, 9), 100.0)
-    assert (found[0].hashes[-1], found[0].idle_s) == (h("live"), 0.0)
-    assert h("p") in {c.hashes[0] for c in found}
+    assert {(c.hashes[-1], c.idle_s) for c in found} >= {(h("live"), 0.0), (h("pi"), 100.0)}
     assert all(rig.pool.lookup(block_hash) for c in found for block_hash in c.hashes)
+
+
+def test_what_a_pin_keeps_goes_first_however_cold_and_its_tail_does_not() -> None:
+    rig = Rig()
+    leased = rig.hold("pinned")
+    assert rig.pool.pin(leased[:3], [9000.0] * 3, "t", 0.0) is None
+    for block in reversed(leased):
+        rig.pool.release(block, 0.0)
+    rig.ask("hot", now=3000.0, times=5)
+    assert rig.listed(now=3000.0) == [("pin", 3, 0), ("hot", 3, 12), ("pinned", 3, 0)]
 
 
 def test_a_block_that_is_used_again_begins_anew() -> None:

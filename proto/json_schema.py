@@ -1,0 +1,164 @@
+"""JSON schemas as grammars: bounded, and so put that what llguidance makes of them is what they say.
+
+Where the library knows that it does not know a keyword, it says so. Where it would pass over something, or
+take it for something else (found by comparing what it allows with a validator of schemas), the schema is put
+differently here, or refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from kvhive.proto.errors import InvalidRequest
+
+FIELD = "response_format"
+"""What callers know a grammar as."""
+MAX_SCHEMA_DEPTH = 64
+"""Objects and arrays within each other, of the schema's own JSON."""
+MAX_SCHEMA_VALUES = 10_000
+"""Keys and values of a schema: what compiling takes grows with their square."""
+MAX_NUMBER = 2**53
+"""Integers beyond it are rounded."""
+
+_DATA = ("const", "enum", "default", "examples", "example")
+"""Keywords whose values are no schemas."""
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords whose values are schemas by name."""
+_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_NEXT_TO = 1e-6
+"""Within one integer and the next the library takes an exclusive integer bound for an inclusive one: so it is
+put as an inclusive one this much further in."""
+_NEAR = 2**30
+"""Up to here a float tells a number from its neighbour by _NEXT_TO."""
+_PLAIN = r"^[ !#-\[\]-\U0010ffff]*$"
+r"""Text without control characters, quotes and backslashes. A class of characters that has all control
+characters lets the library write \" and \\ too, even where the class does not have those."""
+_RISKY = re.compile(r"\[\^|\\[xucp0-9]|[\x00-\x1f]", re.IGNORECASE)
+"""Patterns that may have such a class."""
+
+
+def read_schema(text: str) -> dict[str, Any]:
+    """Parse a schema and check its size. Raises InvalidRequest; takes milliseconds for the largest."""
+    try:
+        schema = json.loads(text)
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError as error:
+        raise InvalidRequest(FIELD, f"a schema must be JSON: {error}") from error
+    if not isinstance(schema, dict):
+        raise InvalidRequest(FIELD, f"a schema must be a JSON object, is {type(schema).__name__}")
+    values = 0
+    level: list[Any] = [schema]
+    for _ in range(MAX_SCHEMA_DEPTH):
+        values += len(level)
+        if values > MAX_SCHEMA_VALUES:
+            raise InvalidRequest(
+                FIELD, f"a schema must have at most {MAX_SCHEMA_VALUES} values, has at least {values}"
+            )
+        level = [below for value in level for below in _inside(value)]
+        if not level:
+            return schema
+    raise _too_deep()
+
+
+def exact_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema that the library reads as what the given one says. Raises InvalidRequest."""
+    return {
+        key: _exact_value(key, value)
+        for key, value in _exact_bounds(_exact_pattern(_checked(schema))).items()
+    }
+
+
+def _inside(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
+
+
+def _too_deep() -> InvalidRequest:
+    return InvalidRequest(FIELD, f"a schema must be at most {MAX_SCHEMA_DEPTH} deep, is deeper")
+
+
+def _exact_value(key: str, value: Any) -> Any:
+    if key in _DATA:
+        return value
+    if key in _NAMED and isinstance(value, dict):
+        return {name: _exact_below(below) for name, below in value.items()}
+    if isinstance(value, list):
+        return [_exact_below(below) for below in value]
+    return _exact_below(value)
+
+
+def _exact_below(value: Any) -> Any:
+    return exact_schema(value) if isinstance(value, dict) else value
+
+
+def _checked(schema: dict[str, Any]) -> dict[str, Any]:
+    """Refuse, by name, what would be passed over."""
+    if "x-guidance" in schema:
+        raise _unsupported("x-guidance")
+    if "additionalItems" in schema and not isinstance(schema.get("items"), list):
+        raise _unsupported("additionalItems", " but beside a list of items")
+    for key in ("exclusiveMinimum", "exclusiveMaximum"):
+        if isinstance(schema.get(key), bool):
+            raise _unsupported(key, " as a truth value")
+    least, required = schema.get("minProperties"), schema.get("required")
+    named = len(set(map(str, required))) if isinstance(required, list) else 0
+    if isinstance(least, int | float) and least > named + 1:  # an object may name one key twice
+        raise _unsupported("minProperties", f" beyond what is required and one more, is {least:g}")
+    for key in (*_NUMBERS, "const", "enum"):
+        _check_numbers(key, schema.get(key))
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and any(f"/{key}" in reference for key in _DATA):
+        raise _unsupported("$ref", f" to what is no schema: {reference[:100]!r}")
+    names = schema.get("patternProperties")
+    for name in names if isinstance(names, dict) else ():
+        if _RISKY.search(name):
+            raise _unsupported("patternProperties", f" with a class of characters as in {name[:100]!r}")
+    return schema
+
+
+def _check_numbers(key: str, value: Any) -> None:
+    todo = [value]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, int | float) and abs(value) > MAX_NUMBER:
+            raise InvalidRequest(FIELD, f"a number in {key} must be at most 2**53 either way, is {value:g}")
+        todo += _inside(value)
+
+
+def _unsupported(keyword: str, how: str = "") -> InvalidRequest:
+    return InvalidRequest(FIELD, f"the keyword {keyword!r} is not supported{how}")
+
+
+def _exact_pattern(schema: dict[str, Any]) -> dict[str, Any]:
+    pattern = schema.get("pattern")
+    if not isinstance(pattern, str) or pattern == _PLAIN or not _RISKY.search(pattern):
+        return schema
+    others = schema.get("allOf", [])
+    return {**schema, "allOf": [*(others if isinstance(others, list) else [others]), {"pattern": _PLAIN}]}
+
+
+def _exact_bounds(schema: dict[str, Any]) -> dict[str, Any]:
+    schema = _inclusive(schema, "exclusiveMinimum", "minimum", _NEXT_TO, max)
+    return _inclusive(schema, "exclusiveMaximum", "maximum", -_NEXT_TO, min)
+
+
+def _inclusive(
+    schema: dict[str, Any],
+    exclusive: str,
+    inclusive: str,
+    inwards: float,
+    tighter: Callable[[float, float], float],
+) -> dict[str, Any]:
+    bound = schema.get(exclusive)
+    if not isinstance(bound, int | float) or bound != int(bound) or abs(bound) > _NEAR:
+        return schema
+    kept = {key: value for key, value in schema.items() if key != exclusive}
+    other = schema.get(inclusive)
+    moved = bound + inwards
+    kept[inclusive] = tighter(moved, other) if isinstance(other, int | float) else moved
+    return kept

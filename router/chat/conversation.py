@@ -1,0 +1,203 @@
+"""Conversations to token ids: the template's text, with what needs care put in apart from it.
+
+That is what this router's model said before, whose own ids are used again; control tokens that somebody
+typed, which stay text; and breakpoints, of which the place among the ids is wanted. A conversation without
+them is one text, which is tokenised as any other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvhive.proto.errors import InvalidRequest
+from kvhive.router.chat.answers import Answer
+from kvhive.router.chat.control_text import Typed
+from kvhive.router.chat.generated_turn import generated_turn
+from kvhive.router.chat.known_turns import KnownTurn, KnownTurns, SaidSoFar, digest_of
+from kvhive.router.chat.marked_text import MarkedText
+from kvhive.router.chat.marks import Marks
+from kvhive.router.chat.messages import ChatMessage, ChatPrompt
+from kvhive.router.known_text import PartlyKnown
+from kvhive.router.tokenizer import TextTokenizer
+
+_TOKEN_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    text: str
+    known: PartlyKnown
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    message: int
+
+
+_Piece = _Plain | Typed | _Turn
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedChat:
+    """A conversation that is rendered with marks, cut at them, and to be tokenised."""
+
+    prompt: ChatPrompt
+    turns: Mapping[int, KnownTurn]
+    pieces: Sequence[_Piece]
+    beginnings: Sequence[Sequence[_Piece]]
+    """What lies before each breakpoint."""
+
+    @property
+    def unknown_chars(self) -> int:
+        """How many characters are still to be tokenised."""
+        typed = sum(len(piece.text) for piece in self.pieces if isinstance(piece, Typed))
+        return typed + sum(p.known.unknown_chars for p in self.pieces if isinstance(p, _Plain))
+
+
+class Conversations:
+    """One model's. Thread-safe."""
+
+    def __init__(self, tokenizer: TextTokenizer, known: KnownTurns | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._control = tokenizer.control_tokens
+        self._known = KnownTurns() if known is None else known
+
+    def encode(self, prompt: ChatPrompt, salt: str = "") -> tuple[bytes, tuple[int, ...]]:
+        """Return a conversation's packed ids, and how many of them lie before each breakpoint.
+
+        Raises InvalidRequest when the template refuses it, or when it cannot fit into the context.
+        """
+        return self.complete(self.begin(prompt, salt))
+
+    def begin(self, prompt: ChatPrompt, salt: str) -> PartlyKnown | MarkedChat:
+        """Begin to `encode`: render, and look up what was tokenised before."""
+        turns = self._turns(prompt.messages, salt)
+        if turns or prompt.breakpoints or self._control.typed_in_chat(prompt):
+            return self._marked(prompt, turns)
+        text = self._tokenizer.render_chat(prompt.messages, prompt.tools)
+        return self._tokenizer.look_up(text, add_special_tokens=False)  # the template writes BOS itself
+
+    def complete(self, chat: PartlyKnown | MarkedChat) -> tuple[bytes, tuple[int, ...]]:
+        """Tokenise the rest."""
+        if isinstance(chat, PartlyKnown):
+            return self._tokenizer.complete(chat), ()
+        packed, missed = self._encoded(chat.pieces, chat.turns)
+        while missed is not None:
+            # It was generated after other ids. What was said before it did fit.
+            chat = self._marked(
+                chat.prompt, {index: turn for index, turn in chat.turns.items() if index < missed}
+            )
+            packed, missed = self._encoded(chat.pieces, chat.turns)
+        beginnings = [self._encoded(beginning, chat.turns)[0] for beginning in chat.beginnings]
+        return packed, tuple(_common_tokens(packed, beginning) for beginning in beginnings)
+
+    def remember(
+        self, prompt: ChatPrompt, salt: str, packed: bytes, answer: Answer, ends: Collection[int]
+    ) -> None:
+        """Keep the ids of what a conversation, whose own are given, was answered."""
+        said = answer.message()
+        turn = generated_turn(self._tokenizer, answer, said, ends, digest_of(packed))
+        if turn is None:
+            return
+        so_far = SaidSoFar(salt)
+        for message in prompt.messages:
+            so_far.add(message)
+        self._known.keep(so_far.key(said), turn)
+
+    def _turns(self, messages: Sequence[ChatMessage], salt: str) -> dict[int, KnownTurn]:
+        """Return the messages that may be what this model said."""
+        found: dict[int, KnownTurn] = {}
+        said = [index for index, message in enumerate(messages) if message.role == "assistant"]
+        if not said or not self._known:
+            return found
+        so_far = SaidSoFar(salt)
+        for index, message in enumerate(messages[: said[-1] + 1]):
+            if message.role == "assistant" and not self._dropped(message):
+                turn = self._known.get(so_far.key(message))
+                if turn is not None:
+                    found[index] = turn
+            so_far.add(message)
+        return found
+
+    def _dropped(self, message: ChatMessage) -> bool:
+        """Whether the template shows only a part of it."""
+        return self._tokenizer.drops_thoughts and "</think>" in message.content
+
+    def _marked(self, prompt: ChatPrompt, turns: Mapping[int, KnownTurn]) -> MarkedChat:
+        try:
+            marked = MarkedText(self._tokenizer, prompt, turns)
+        except InvalidRequest:
+            if not turns:
+                raise
+            return self._marked(prompt, _less(prompt, turns))  # a template that misses the calls
+        self._tokenizer.check_length(self._control.spelled_again(marked.text, marked.marks))
+        beginnings = [self._cut(marked.text[:end], turns, marked.marks) for end in marked.breakpoints()]
+        return MarkedChat(prompt, turns, self._cut(marked.text, turns, marked.marks), beginnings)
+
+    def _cut(self, text: str, turns: Mapping[int, KnownTurn], marks: Marks) -> list[_Piece]:
+        """Cut a rendered text at its marks, and look up what is only text."""
+        pieces, start = list[_Piece](), 0
+        for begin, end, message in marks.turns(text):
+            pieces += [*self._texts(text[start:begin], marks), _Turn(message)]
+            pieces += self._texts(turns[message].rest, marks)
+            start = end
+        return [*pieces, *self._texts(text[start:], marks)]
+
+    def _texts(self, text: str, marks: Marks) -> list[_Piece]:
+        return [
+            piece if isinstance(piece, Typed) else _Plain(piece, self._tokenizer.look_up(piece, False))
+            for piece in self._control.apart(text, marks)
+        ]
+
+    def _encoded(self, pieces: Sequence[_Piece], turns: Mapping[int, KnownTurn]) -> tuple[bytes, int | None]:
+        """Return packed ids; or the message of the first turn that was generated after others."""
+        packed = list[bytes]()
+        so_far = before = hashlib.blake2b(digest_size=16)
+        for index, piece in enumerate(pieces):
+            if isinstance(piece, _Turn):
+                turn = turns[piece.message]
+                if so_far.digest() != turn.after:
+                    trimmed = self._trimmed(pieces[index - 1] if index else None)
+                    so_far = before.copy()
+                    so_far.update(trimmed)
+                    if so_far.digest() != turn.after:
+                        return b"", piece.message
+                    packed[-1:] = [trimmed]
+                ids = turn.packed
+            elif isinstance(piece, _Plain):
+                ids = self._tokenizer.complete(piece.known)
+            else:
+                ids = self._tokenizer.encode_typed(piece.text)
+            packed.append(ids)
+            before = so_far.copy()
+            so_far.update(ids)
+        return b"".join(packed), None
+
+    def _trimmed(self, piece: _Piece | None) -> bytes:
+        """Return the ids of a text without spaces at its end: some templates put one before what was said."""
+        if not isinstance(piece, _Plain):
+            return b""
+        return self._tokenizer.complete(self._tokenizer.look_up(piece.text.rstrip(" "), False))
+
+
+def _less(prompt: ChatPrompt, turns: Mapping[int, KnownTurn]) -> dict[int, KnownTurn]:
+    """Return the turns without those that call tools, if there are any; else none."""
+    silent = {index: turn for index, turn in turns.items() if not prompt.messages[index].tool_calls}
+    return silent if len(silent) < len(turns) else {}
+
+
+def _common_tokens(one: bytes, other: bytes) -> int:
+    """Return how many tokens two packed texts have in common at their beginning."""
+    low, high = 0, min(len(one), len(other)) // _TOKEN_BYTES
+    while low < high:
+        middle = (low + high + 1) // 2
+        if (
+            one[low * _TOKEN_BYTES : middle * _TOKEN_BYTES]
+            == other[low * _TOKEN_BYTES : middle * _TOKEN_BYTES]
+        ):
+            low = middle
+        else:
+            high = middle - 1
+    return low
