@@ -149,7 +149,8 @@ class Tour:
         found = usage.prompt_tokens_details.cached_tokens + usage.model_extra["kvhive"]["pulled_tokens"]
         assert found == (usage.prompt_tokens - 1) // self.block * self.block
         [kept] = usage.model_extra["kvhive"]["kept"]
-        assert kept["kept"] and kept["ttl_s"] == 1800 and 0 < kept["tokens"] <= usage.prompt_tokens
+        assert kept["kept"], kept
+        assert kept["ttl_s"] == 1800 and 0 < kept["tokens"] <= usage.prompt_tokens
         assert kept["tokens"] % self.block == 0 and usage.model_extra["kvhive"]["not_kept"] is None
 
     async def kept_prompt(self) -> None:
@@ -289,11 +290,12 @@ ANYWHERE = (
     Tour.logprobs,
     Tour.cache_usage,
     Tour.kept_prompt,
+    Tour.prompt_cache,
     Tour.ignored,
     Tour.errors,
     Tour.tokens,
     Tour.shuffled_tools,
 )
 """What a server can show whatever its model writes."""
-WITH_A_MODEL = (Tour.penalties, Tour.prompt_cache, Tour.structured, Tour.tools, Tour.growing_chat)
+WITH_A_MODEL = (Tour.penalties, Tour.structured, Tour.tools, Tour.growing_chat)
 """What takes workers that compute."""
