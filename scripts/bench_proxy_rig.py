@@ -25,7 +25,7 @@ from kvhive.scripts.owned_processes import ProcessId, send_signal
 from kvhive.scripts.router_process import RouterSpec, start_router, wait_routable
 from kvhive.worker.model_path import resolve_model
 
-_START_S = 30.0
+_START_S = 120.0
 _STOP_S = 10.0
 
 

@@ -6,12 +6,11 @@ import json
 from typing import Any
 
 from kvhive.proto.errors import InvalidRequest
+from kvhive.proto.json_schema import MAX_SCHEMA_DEPTH
 from kvhive.router.field_checks import check_text
 
 MAX_SCHEMA_CHARS = 256 * 1024
 """Of one schema: some thousand properties."""
-MAX_SCHEMA_DEPTH = 64
-"""Objects and arrays inside each other."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 

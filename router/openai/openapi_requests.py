@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
+from kvhive.proto.grammar import MAX_GRAMMAR_BYTES
 from kvhive.proto.limits import (
     MAX_CACHE_NAME_CHARS,
     MAX_CHOICES,
@@ -27,7 +28,7 @@ from kvhive.router.openai.field_policy import (
     NEUTRAL_IN_TEXTS,
 )
 from kvhive.router.openai.openapi_answers import Schema, array
-from kvhive.router.openai.output_format import FORMATS, MAX_GRAMMAR_CHARS
+from kvhive.router.openai.output_format import FORMATS
 from kvhive.router.openai.text_request import MAX_PROMPTS
 from kvhive.router.openai.tokens import NEUTRAL_WITH_MESSAGES, NEUTRAL_WITH_PROMPT
 from kvhive.router.sampling_params import MAX_SEED, MAX_STOP_CHARS, MAX_STOP_TOKEN_IDS, MAX_STOPS, MAX_TOP_K
@@ -102,7 +103,7 @@ def _shared(model: ModelInfo) -> Schema:
     stop = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
     name = {"type": "string", "maxLength": MAX_CACHE_NAME_CHARS}
     tenant = {"type": "string", "maxLength": MAX_TENANT_CHARS}
-    grammar = {"type": "string", "minLength": 1, "maxLength": MAX_GRAMMAR_CHARS}
+    grammar = {"type": "string", "minLength": 1, "maxLength": MAX_GRAMMAR_BYTES}
     stream_options = {"include_usage": _FLAG, **_anything(IGNORED_STREAM_OPTIONS)}
     bias = {
         "type": "object",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvhive.proto.errors import InvalidRequest
+from kvhive.proto.grammar import MAX_GRAMMAR_BYTES
 from kvhive.router.field_checks import check_chars, spell_text
 from kvhive.router.http_body import json_type
 from kvhive.router.json_fields import typed
@@ -15,8 +16,6 @@ from kvhive.router.sampling_params import Grammar
 
 FORMATS = ("response_format", "regex", "grammar")
 """At most one of them may be given."""
-MAX_GRAMMAR_CHARS = 64 * 1024
-"""Of a regular expression or of a grammar."""
 _SCHEMA = "response_format.json_schema"
 
 
@@ -29,7 +28,7 @@ def read_grammar(given: Mapping[str, Any]) -> Grammar | None:
         return _response_format(typed(given, "response_format", dict, {}))
     for name in asked:
         text: str = typed(given, name, str, "")
-        check_chars(name, text, MAX_GRAMMAR_CHARS)
+        check_chars(name, text, MAX_GRAMMAR_BYTES)
         if not text:
             raise InvalidRequest(name, "must not be empty")
         return Grammar("regex" if name == "regex" else "lark", text)

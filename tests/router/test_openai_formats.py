@@ -74,7 +74,7 @@ def test_a_format_becomes_a_grammar(
             "response_format.json_schema.strict: must be a boolean, is an integer",
         ),
         ({"regex": ""}, "regex: must not be empty"),
-        ({"regex": "a" * 65537}, "regex: must be at most 65536 characters, is 65537"),
+        ({"regex": "a" * 131073}, "regex: must be at most 131072 characters, is 131073"),
         ({"grammar": 5}, "grammar: must be a string, is an integer"),
         ({"regex": "a", "grammar": "b"}, "grammar: must not be given with regex"),
     ],

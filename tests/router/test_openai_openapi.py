@@ -147,7 +147,9 @@ def schemas(document: Any) -> Iterator[Any]:
     for path in document["paths"].values():
         for method in path.values():
             for holder in (method.get("requestBody", {}), *method["responses"].values()):
-                yield from (content["schema"] for content in holder.get("content", {}).values())
+                for content in holder.get("content", {}).values():
+                    if "schema" in content:
+                        yield content["schema"]
 
 
 def asked(document: Any, path: str) -> jsonschema.Draft202012Validator:

@@ -16,7 +16,7 @@ BLOCK = 4
 
 
 async def test_the_tour(redis_server: EmbeddedRedis, demo_gguf: Path) -> None:
-    async with open_doors(redis_server.url, demo_gguf) as doors:
+    async with open_doors(redis_server.url, demo_gguf, blocks=1024) as doors:
         tour = Tour(doors.openai, BLOCK)
         await tour.models()
         for visit in ANYWHERE:

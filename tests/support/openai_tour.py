@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,13 +25,19 @@ WEATHER: dict[str, Any] = {
         "description": "The weather of a city",
         "parameters": {
             "type": "object",
-            "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "maximum": 9}},
+            "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"enum": [1, 2, 3]}},
             "required": ["city"],
             "additionalProperties": False,
         },
     },
 }
-TIME: dict[str, Any] = {"type": "function", "function": {"name": "get_time"}}
+TIME: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_time",
+        "parameters": {"type": "object", "properties": {}, "additionalProperties": False},
+    },
+}
 
 
 class Colour(pydantic.BaseModel):
@@ -149,7 +156,8 @@ class Tour:
         found = usage.prompt_tokens_details.cached_tokens + usage.model_extra["kvhive"]["pulled_tokens"]
         assert found == (usage.prompt_tokens - 1) // self.block * self.block
         [kept] = usage.model_extra["kvhive"]["kept"]
-        assert kept["kept"] and kept["ttl_s"] == 1800 and 0 < kept["tokens"] <= usage.prompt_tokens
+        assert kept["kept"], kept
+        assert kept["ttl_s"] == 1800 and 0 < kept["tokens"] <= usage.prompt_tokens
         assert kept["tokens"] % self.block == 0 and usage.model_extra["kvhive"]["not_kept"] is None
 
     async def kept_prompt(self) -> None:
@@ -201,7 +209,7 @@ class Tour:
 
     async def structured(self) -> None:
         """An answer of a pydantic model, whole and streamed, n=2, at temperature 1."""
-        fields: Any = {"model": self.model, "messages": HELLO, "max_tokens": 100, "temperature": 1, "n": 2}
+        fields: Any = {"model": self.model, "messages": HELLO, "max_tokens": 100, "seed": 7, "n": 2}
         answer = await self.client.chat.completions.parse(**fields, response_format=Colour)
         assert all(isinstance(choice.message.parsed, Colour) for choice in answer.choices)
         async with self.client.chat.completions.stream(**fields, response_format=Colour) as stream:
@@ -214,17 +222,18 @@ class Tour:
 
     async def tools(self) -> None:
         """A call that is asked for, whole and streamed, and its answer sent back."""
-        fields: Any = {"model": self.model, "max_tokens": 200, "tools": [WEATHER, TIME], "temperature": 1}
+        fields: Any = {"model": self.model, "max_tokens": 200, "tools": [WEATHER, TIME], "seed": 7}
+        one: Any = {**fields, "parallel_tool_calls": False}
         named = {"type": "function", "function": {"name": "get_weather"}}
         messages: list[Any] = [*HELLO]
-        answer = await self.client.chat.completions.create(messages=messages, tool_choice=named, **fields)
+        answer = await self.client.chat.completions.create(messages=messages, tool_choice=named, **one)
         message = answer.choices[0].message
         assert answer.choices[0].finish_reason == "tool_calls" and message.tool_calls
         for call in message.tool_calls:
             assert call.type == "function" and call.function.name == "get_weather"
             assert json.loads(call.function.arguments)["city"] in ("Paris", "Rome")
         async with self.client.chat.completions.stream(
-            messages=messages, tool_choice="required", parallel_tool_calls=False, **fields
+            messages=messages, tool_choice="required", **one
         ) as stream:
             streamed = (await stream.get_final_completion()).choices[0].message
         assert streamed.tool_calls and len(streamed.tool_calls) == 1
@@ -234,26 +243,34 @@ class Tour:
         after = await self.client.chat.completions.create(messages=messages, tool_choice="none", **fields)
         assert after.choices[0].message.tool_calls is None
 
-    async def growing_chat(self, turns: int = 10) -> None:
+    async def growing_chat(self) -> None:
+        """Ten turns with tools that may be called."""
+        await self._grow(10, 16, lambda turn: "auto")
+
+    async def calling_chat(self) -> None:
+        """Six turns, of which every other one calls a tool."""
+        await self._grow(6, 120, lambda turn: ("auto", "required")[turn % 2])
+
+    async def _grow(self, turns: int, max_tokens: int, choice: Callable[[int], Any]) -> None:
         """Each turn finds all full blocks of the one before it, prompt and answer, in the cache."""
         fields: Any = {
             "model": self.model,
             "tools": [WEATHER, TIME],
+            "parallel_tool_calls": False,
             "prompt_cache_key": secrets.token_hex(4),
         }
         messages: list[Any] = [{"role": "system", "content": f"You are {secrets.token_hex(8)}."}]
         before = 0
         for turn in range(turns):
             messages.append({"role": "user", "content": f"Question {turn}: what is {turn} plus {turn}?"})
-            choice: Any = "required" if turn % 3 == 1 else "auto"
             answer = await self.client.chat.completions.create(
-                messages=messages, tool_choice=choice, max_tokens=120, **fields
+                messages=messages, tool_choice=choice(turn), max_tokens=max_tokens, **fields
             )
             assert answer.usage and answer.usage.prompt_tokens_details and answer.usage.model_extra
             cached = answer.usage.prompt_tokens_details.cached_tokens or 0
             found = cached + answer.usage.model_extra["kvhive"]["pulled_tokens"]
             # A token's KV is computed when the next one is: the last of an answer never was.
-            assert found >= (before - 1) // self.block * self.block, (turn, found, before)
+            assert turn == 0 or found >= (before - 1) // self.block * self.block, (turn, found, before)
             before = answer.usage.prompt_tokens + answer.usage.completion_tokens
             message = answer.choices[0].message
             messages.append(message)
@@ -289,11 +306,13 @@ ANYWHERE = (
     Tour.logprobs,
     Tour.cache_usage,
     Tour.kept_prompt,
+    Tour.prompt_cache,
     Tour.ignored,
     Tour.errors,
     Tour.tokens,
     Tour.shuffled_tools,
+    Tour.growing_chat,
 )
 """What a server can show whatever its model writes."""
-WITH_A_MODEL = (Tour.penalties, Tour.prompt_cache, Tour.structured, Tour.tools, Tour.growing_chat)
+WITH_A_MODEL = (Tour.penalties, Tour.structured, Tour.tools, Tour.calling_chat)
 """What takes workers that compute."""
