@@ -79,6 +79,7 @@ _PLAUSIBLE: dict[str, Callable[[random.Random], Any]] = {
     "arguments": lambda r: r.choice(("{}", '{"a": 1}', "[", "null")),
     "regex": lambda r: r.choice(_REGEXES),
     "lark": lambda r: r.choice(_LARKS),
+    "stop": lambda r: r.choice(_WORDS),
     "request_id": lambda r: r.choice(("", "r-1", "r-2")),
     "key": lambda r: r.randrange(900),
     "value": lambda r: r.choice((-100.0, -1.0, 0.0, 1.0)),
@@ -107,15 +108,35 @@ def random_message(descriptor: Descriptor, chance: random.Random, depth: int = 0
     for group in inputs:  # what is refused without one of them is refused often enough
         if message.WhichOneof(group.name) is None and chance.random() < 0.95:
             _set(message, chance.choice(group.fields), chance, depth)
+    if chance.random() < 0.9:
+        _make_sense(message)
     return message
+
+
+def _make_sense(message: Any) -> None:
+    """Take out what is refused beside other fields, however right it is alone."""
+    match message.DESCRIPTOR.name:
+        case "ChatMessage":
+            for owner, name in (("assistant", "tool_calls"), ("tool", "tool_call_id")):
+                if message.role != owner:
+                    message.ClearField(name)
+        case "ToolChoice" if message.mode != 2:
+            message.ClearField("name")
+        case "Chat" if message.tool_choice.mode == 2 or message.tool_choice.name:
+            message.tool_choice.ClearField("name")
+            if not message.tools:
+                message.ClearField("tool_choice")
+        case "GenerateRequest" if message.HasField("chat"):
+            message.ClearField("pins")
 
 
 def _set(message: Message, field: FieldDescriptor, chance: random.Random, depth: int) -> None:
     entry = field.message_type if field.message_type and field.message_type.GetOptions().map_entry else None
     if entry is not None:
+        wild = chance.random() < WILD_SHARE
         for _ in range(chance.choice((1, 2, 5, 1100 if chance.random() < 0.02 else 3))):
-            key = _value(entry.fields_by_name["key"], chance)
-            getattr(message, field.name)[key] = _value(entry.fields_by_name["value"], chance)
+            key, value = (_value(entry.fields_by_name[name], chance, wild) for name in ("key", "value"))
+            getattr(message, field.name)[key] = value
     elif field.message_type is not None:
         count = _count(chance, depth) if field.is_repeated else 1
         for _ in range(count):
@@ -125,9 +146,11 @@ def _set(message: Message, field: FieldDescriptor, chance: random.Random, depth:
             if not field.is_repeated:
                 target.SetInParent()
     elif field.is_repeated:
-        getattr(message, field.name).extend(_value(field, chance) for _ in range(_count(chance, depth) * 3))
+        wild = chance.random() < WILD_SHARE
+        count = _count(chance, depth) * 3 or chance.randrange(2)
+        getattr(message, field.name).extend(_value(field, chance, wild) for _ in range(count))
     else:
-        setattr(message, field.name, _value(field, chance))
+        setattr(message, field.name, _value(field, chance, chance.random() < WILD_SHARE))
 
 
 def _count(chance: random.Random, depth: int) -> int:
@@ -135,9 +158,9 @@ def _count(chance: random.Random, depth: int) -> int:
     return 20 if rare < 0.05 else 300 if rare < 0.06 and depth < 2 else chance.choice((0, 1, 1, 2, 3))
 
 
-def _value(field: FieldDescriptor, chance: random.Random) -> Any:
+def _value(field: FieldDescriptor, chance: random.Random, wild: bool) -> Any:
     plausible = _PLAUSIBLE.get(field.name)
-    if plausible is not None and chance.random() >= WILD_SHARE:
+    if plausible is not None and not wild:
         return plausible(chance)
     kind = field.cpp_type
     if kind == FieldDescriptor.CPPTYPE_BOOL:

@@ -46,7 +46,7 @@ async def test_no_message_breaks_anything(redis_server: EmbeddedRedis, demo_gguf
         assert outcome.statuses["Generate INVALID_ARGUMENT"] > CASES / 20, outcome.statuses
         for worker in rig.workers.values():
             await worker.idle()
-        print(dict(outcome.statuses))
+        print(dict(outcome.statuses), outcome.refused.most_common(40))
 
 
 def test_a_case_is_made_again_by_its_number() -> None:
