@@ -23,8 +23,8 @@ from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.proto.v1 import inference_pb2_grpc
 from kvhive.scripts.fuzz_messages import random_call
 
-DEADLINE_S = 60.0
-"""A call that takes longer hangs."""
+DEADLINE_S = 300.0
+"""A call that takes longer hangs. Workers keep a prompt for a minute that waits for what pins keep."""
 IDLE_WITHIN_S = 30.0
 LEFT_SHARE = 0.2
 CALLS_AT_ONCE = 16

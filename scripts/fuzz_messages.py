@@ -71,7 +71,7 @@ _PLAUSIBLE: dict[str, Callable[[random.Random], Any]] = {
     "ids": lambda r: r.randrange(900),
     "token_ids": lambda r: r.randrange(900),
     "stop_token_ids": lambda r: r.randrange(900),
-    "ttl_s": lambda r: r.choice((1.0, 300.0, 86_400.0)),
+    "ttl_s": lambda r: r.choice((0.1, 0.5, 2.0)),
     "tokens": lambda r: r.choice((1, 16, 100)),
     "workers": lambda r: r.choice((1, 2, 64)),
     "json_schema": lambda r: r.choice(_SCHEMAS),
@@ -87,8 +87,11 @@ _PLAUSIBLE: dict[str, Callable[[random.Random], Any]] = {
     "name": lambda r: r.choice(("", "f", "g", "h", "find", "a-b_c")),
 }
 
-_ALWAYS = {"sampling", "max_tokens"}
-"""Without a bound an answer fills the pool, which is right and takes minutes."""
+_ALWAYS = {
+    f"kvhive.v1.{name}"
+    for name in ("GenerateRequest.sampling", "SamplingParams.max_tokens", "CacheControl.ttl_s", "Pin.ttl_s")
+}
+"""Without a bound an answer fills the pool, and pins keep it full: which is right, and takes minutes."""
 
 
 def random_call(descriptor: Descriptor, chance: random.Random) -> bytes:
@@ -101,7 +104,7 @@ def random_message(descriptor: Descriptor, chance: random.Random, depth: int = 0
     """Return a message of which some fields are set."""
     message = GetMessageClass(descriptor)()
     for field in descriptor.fields:
-        likely = 1.0 if field.name in _ALWAYS else 0.9 if depth and not field.has_presence else 0.35
+        likely = 1.0 if field.full_name in _ALWAYS else 0.9 if depth and not field.has_presence else 0.35
         if chance.random() < likely and depth < MAX_DEPTH:
             _set(message, field, chance, depth)
     inputs = [group for group in descriptor.oneofs if len(group.fields) > 1]
