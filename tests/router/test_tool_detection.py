@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from kvhive.proto.errors import ConfigError
 from kvhive.router.chat.tools.by_name import FORMS, detected, tool_form
 
+ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = {
     # what tells, out of the templates that models come with
     "hermes": [
@@ -47,6 +51,11 @@ def test_a_template_tells(name: str, template: str) -> None:
 
 def test_every_format_is_found() -> None:
     assert set(TEMPLATES) == set(FORMS)
+
+
+def test_the_docs_name_every_format() -> None:
+    named = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "tools.md").read_text(), re.MULTILINE)
+    assert {"auto", "none", *named} == {"auto", "none", *FORMS}
 
 
 def test_a_vocabulary_tells_where_a_template_does_not() -> None:

@@ -6,7 +6,7 @@ import json
 import random
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from byte_tokenizer import byte_tokenizer
 
 from kvhive.proto.errors import InvalidRequest
 from kvhive.proto.grammar import new_matcher
@@ -21,13 +21,12 @@ from kvhive.router.request import GenerateRequest
 from kvhive.router.sampling_params import Grammar, SamplingParams
 from kvhive.router.token_vocabulary import token_vocabulary
 from kvhive.router.tokenizer import TextTokenizer
-from kvhive.router.tokenizer_parts import TokenizerParts
 
 WEATHER = {
     "type": "object",
     "properties": {
         "city": {"$ref": "#/$defs/city"},
-        "days": {"type": "integer", "minimum": 1, "maximum": 16},
+        "days": {"type": "integer", "exclusiveMinimum": 0, "maximum": 3},
         "unit": {"enum": ["°C", "°F", None]},
     },
     "required": ["city", "unit"],
@@ -47,19 +46,11 @@ ANSWER = {
     "additionalProperties": False,
 }
 MESSAGES = (ChatMessage("user", "hi"),)
-END = "<end>"
 
 
-def tokenizer_of(form: ToolForm, special: bool) -> TextTokenizer:
-    """One token a byte, and the format's markers as special tokens, or not at all."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    words = [END, *(form.markers if special else ())]
-    tokenizer.add_special_tokens([AddedToken(word, normalized=False, special=True) for word in words])
-    end = tokenizer.token_to_id(END)
-    return TextTokenizer(TokenizerParts(tokenizer, {}, frozenset({end}), None))
+def markers_of(form: ToolForm) -> tuple[str, ...]:
+    """The special tokens of what a grammar enforces."""
+    return (form.enforced or form).markers
 
 
 async def let_through(grammar: Grammar) -> None:
@@ -115,7 +106,7 @@ def check(name: str, arguments: str) -> None:
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("form", FORMS)
 async def test_whatever_a_model_writes_is_valid_calls(form: str, special: bool) -> None:
-    tokenizer = tokenizer_of(FORMS[form].enforced or FORMS[form], special)
+    tokenizer = byte_tokenizer(markers_of(FORMS[form]) if special else ())
     grammar, reading = await prepared(FORMS[form], tokenizer, ToolChoice("required"))
     for seed in range(2):
         text, calls, output = read(tokenizer, reading, walk(tokenizer, grammar, random.Random(seed)))
@@ -126,7 +117,7 @@ async def test_whatever_a_model_writes_is_valid_calls(form: str, special: bool) 
 
 @pytest.mark.parametrize("form", FORMS)
 async def test_a_named_tool_is_the_only_one_and_one_call_is_one(form: str) -> None:
-    tokenizer = tokenizer_of(FORMS[form].enforced or FORMS[form], True)
+    tokenizer = byte_tokenizer(markers_of(FORMS[form]))
     choice = ToolChoice("required", name="get", parallel=False)
     grammar, reading = await prepared(FORMS[form], tokenizer, choice)
     assert list(reading.tools) == ["get"]
@@ -137,7 +128,7 @@ async def test_a_named_tool_is_the_only_one_and_one_call_is_one(form: str) -> No
 
 @pytest.mark.parametrize("form", [name for name, form in FORMS.items() if "{" not in form.leading])
 async def test_an_answer_in_a_format_beside_tools_is_either_that_or_calls(form: str) -> None:
-    tokenizer = tokenizer_of(FORMS[form].enforced or FORMS[form], True)
+    tokenizer = byte_tokenizer(markers_of(FORMS[form]))
     asked = Grammar("json_schema", json.dumps(ANSWER))
     grammar, reading = await prepared(FORMS[form], tokenizer, ToolChoice(), asked)
     matcher = new_matcher(make_tokenizer(token_vocabulary(tokenizer)), grammar.kind, grammar.text)
@@ -159,14 +150,14 @@ async def test_an_answer_in_a_format_beside_tools_is_either_that_or_calls(form: 
 async def test_what_cannot_be_either_is_refused() -> None:
     for form, kind in (("hermes", "regex"), ("hermes", "lark"), ("llama3_json", "json_object")):
         with pytest.raises(InvalidRequest, match=r"^response_format: must"):
-            await prepared(FORMS[form], tokenizer_of(FORMS[form], True), ToolChoice(), Grammar(kind, "a"))  # type: ignore[arg-type]
+            await prepared(FORMS[form], byte_tokenizer(FORMS[form].markers), ToolChoice(), Grammar(kind, "a"))  # type: ignore[arg-type]
 
 
 async def use(
     choice: ToolChoice, *tools: Tool, form: ToolForm | None = FORMS["hermes"]
 ) -> tuple[GenerateRequest, ToolReading | None]:
     request = GenerateRequest(ChatPrompt(MESSAGES, tools, choice))
-    return await ToolUse(form, tokenizer_of(FORMS["hermes"], True), let_through).prepare(request)
+    return await ToolUse(form, byte_tokenizer(FORMS["hermes"].markers), let_through).prepare(request)
 
 
 async def test_free_calls_have_no_grammar_and_no_calls_no_reader() -> None:
@@ -208,7 +199,7 @@ async def test_more_than_a_grammar_may_be_is_refused_only_where_it_must_be_enfor
 async def test_a_schema_that_cannot_be_enforced_is_named() -> None:
     """Also one that would tell the library to pass over what it does not know."""
     bad = Tool("f", "", '{"x-guidance": {"lenient": true}, "properties": {"a": {"not": {"type": "null"}}}}')
-    tokenizer = tokenizer_of(FORMS["hermes"], True)
+    tokenizer = byte_tokenizer(FORMS["hermes"].markers)
 
     async def check_grammar(grammar: Grammar) -> None:
         new_matcher(make_tokenizer(token_vocabulary(tokenizer)), grammar.kind, grammar.text)

@@ -10,18 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from byte_tokenizer import byte_tokenizer
 from redis.asyncio import Redis
 from scripted_workers import ScriptedCluster, scripted_cluster
-from tokenizers import AddedToken
 
+from kvhive.proto.block_hash import unpack_tokens
 from kvhive.proto.errors import InvalidRequest
 from kvhive.proto.v1 import worker_pb2
-from kvhive.router.chat.messages import ChatMessage, ChatPrompt, Tool, ToolChoice
+from kvhive.router.chat.messages import ChatMessage, ChatPrompt, Tool, ToolCall, ToolChoice
 from kvhive.router.chat.tools.by_name import FORMS
 from kvhive.router.chat.tools.tool_use import ToolUse
 from kvhive.router.choice_output import ChoiceOutput
 from kvhive.router.frontend import Delta, Finished
-from kvhive.router.gguf_tokenizer import load_gguf_tokenizer
 from kvhive.router.output_text import OutputText
 from kvhive.router.request import GenerateRequest
 from kvhive.router.sampling_params import SamplingParams
@@ -79,6 +79,14 @@ class Said:
     logprobs: int = 0
     end: Finished | None = None
 
+    ids: list[str] = field(default_factory=list)
+
+    def calls(self) -> tuple[ToolCall, ...]:
+        """Its calls, as a client may send them back."""
+        made = [part for part in self.order if isinstance(part, list)]
+        spelled = [(name, json.dumps(json.loads(arguments), indent=1)) for name, arguments in made]
+        return tuple(ToolCall(id_, *call) for id_, call in zip(self.ids, spelled, strict=True))
+
     def take(self, event: Delta) -> None:
         if event.text:
             if self.order and isinstance(self.order[-1], str):
@@ -88,6 +96,7 @@ class Said:
         for call in event.tool_calls:
             if call.id:
                 self.order.append([call.name, ""])
+                self.ids.append(call.id)
             said = self.order[-1]
             assert isinstance(said, list)
             said[1] += call.arguments
@@ -111,10 +120,11 @@ async def ask(
     script: Script,
     choice: ToolChoice = AUTO,
     tools: Sequence[Tool] = (TOOL,),
+    messages: Sequence[ChatMessage] = (ChatMessage("user", "Weather?"),),
     **sampling: object,
 ) -> list[Said]:
     cluster.dispatcher._workers = script
-    prompt = ChatPrompt((ChatMessage("user", "Weather?"),), tuple(tools), choice)
+    prompt = ChatPrompt(tuple(messages), tuple(tools), choice)
     options = SamplingParams(**{"max_tokens": 500, "logprobs": 0, **sampling})  # type: ignore[arg-type]
     said = [Said() for _ in script.outputs]
     request = GenerateRequest(prompt, options, n=len(said))
@@ -224,13 +234,32 @@ async def test_a_required_call_reaches_the_worker_as_a_grammar(
     await ask(cluster, script, ToolChoice(), (TOOL, bad))  # where nothing is enforced, it only describes
 
 
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize(
+    "text", [CALL, f"I look.\n\n{CALL}\n{CALL}", f'{CALL}\n<tool_call>{{"name": "nobody"']
+)
+async def test_calls_that_come_back_are_the_ids_that_were_generated(
+    cluster: ScriptedCluster, tokenizer: TextTokenizer, text: str, parallel: bool
+) -> None:
+    """As a client sends them back: with other spaces in the arguments, and what each tool has answered."""
+    end = min(tokenizer.eos_token_ids)
+    script = Script({0: [*tokenizer.encode(text, False), end]})
+    choice = ToolChoice(parallel=parallel)
+    said = (await ask(cluster, script, choice))[0]
+    messages, ids = [ChatMessage("user", "Weather?")], said.calls()
+    content = "".join(part for part in said.order if isinstance(part, str))
+    messages.append(ChatMessage("assistant", content, ids))
+    messages += [ChatMessage("tool", "It rains.", tool_call_id=call.id) for call in ids]
+    await ask(cluster, script, choice, messages=messages)
+    first, second = (unpack_tokens(request.token_ids) for request in script.requests)
+    assert ids and second[: len(first) + len(said.token_ids)] == [*first, *said.token_ids]
+
+
 @pytest.mark.parametrize("form", ["mistral_args", "deepseek_v31", "granite"])
-async def test_calls_that_begin_with_special_tokens_are_seen(demo_gguf: Path, form: str) -> None:
+async def test_calls_that_begin_with_special_tokens_are_seen(form: str) -> None:
     """These tokens have no text in an output, but for who looks for calls."""
-    parts = load_gguf_tokenizer(demo_gguf)
-    markers = FORMS[form].markers
-    parts.tokenizer.add_special_tokens([AddedToken(word, normalized=False, special=True) for word in markers])
-    tokenizer, shape = TextTokenizer(parts), FORMS[form].shape
+    markers, shape = FORMS[form].markers, FORMS[form].shape
+    tokenizer = byte_tokenizer(markers)
 
     async def let_through(grammar: object) -> None:
         """Refuse nothing."""
