@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import httpx
@@ -22,6 +23,7 @@ from kvhive.router import doors, http_protocol
 from kvhive.router.doors import Doors
 from kvhive.router.grpc_service import InferenceService
 from kvhive.router.http_app import create_app
+from kvhive.router.http_body import OFF_LOOP_BYTES, parsed
 from kvhive.router.http_protocol import MAX_HEADERS
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -213,3 +215,20 @@ async def test_a_template_of_the_callers_own_is_never_rendered(
         assert response.status_code == 400 and "chat_template" in response.json()["error"]["message"]
         assert time.monotonic() - began < 5
     assert frontend.requests == []
+
+
+async def test_large_bodies_are_parsed_one_at_a_time() -> None:
+    """Or their threads together keep the event loop from its turn."""
+    at_once, most = 0, 0
+
+    def parse(body: dict[str, Any]) -> int:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        time.sleep(0.02)
+        at_once -= 1
+        return len(body["a"])
+
+    body = b'{"a": "%s"}' % (b"x" * OFF_LOOP_BYTES)
+    assert await asyncio.gather(*(parsed(body, parse) for _ in range(4))) == [OFF_LOOP_BYTES] * 4
+    assert most == 1
