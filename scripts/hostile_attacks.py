@@ -117,7 +117,7 @@ async def idle_streams(http: str, target: str) -> None:
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         writers.append(writer)
     async with grpc.aio.insecure_channel(target) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
+        stub: Any = health_pb2_grpc.HealthStub(channel)
         watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(500)]
         for watch in watches:
             await watch.read()
@@ -163,7 +163,7 @@ async def _post_for_ever(http: str, posts: list[tuple[str, bytes]]) -> None:
     """Four clients, each with the next request as soon as the last one is over."""
     head = "POST {} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n"
     requests = [head.format(path, len(body)).encode() + body for path, body in posts]
-    await _many(4, *(lambda request=request: _send(http, request) for request in requests))  # type: ignore[misc]
+    await _many(4, *(lambda request=request: _send(http, request) for request in requests))
 
 
 async def _many(clients: int, *acts: Callable[[], Awaitable[None]]) -> None:

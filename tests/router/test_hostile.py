@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -232,3 +233,17 @@ async def test_large_bodies_are_parsed_one_at_a_time() -> None:
     body = b'{"a": "%s"}' % (b"x" * OFF_LOOP_BYTES)
     assert await asyncio.gather(*(parsed(body, parse) for _ in range(4))) == [OFF_LOOP_BYTES] * 4
     assert most == 1
+
+
+async def test_a_model_is_named_and_never_loaded_from_where_a_caller_says(
+    http: httpx.AsyncClient, frontend: ScriptedFrontend, tmp_path: Path
+) -> None:
+    """Fault 109: a path, a URL and a folder with a pickle are names that are not served, whatever lies there."""
+    (tmp_path / "adapter_model.bin").write_bytes(b"canary")
+    for name in ("../../etc", "http://127.0.0.1/adapter", str(tmp_path), str(tmp_path / "adapter_model.bin")):
+        answer = await post(http, "say a", model=name)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+    for field in ("lora_path", "adapter"):
+        answer = await post(http, "say a", **{field: str(tmp_path)})
+        assert answer.status_code == 400, "it would change the answer"
+    assert frontend.requests == []
