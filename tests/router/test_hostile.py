@@ -238,7 +238,7 @@ async def test_large_bodies_are_parsed_one_at_a_time() -> None:
 async def test_a_model_is_named_and_never_loaded_from_where_a_caller_says(
     http: httpx.AsyncClient, frontend: ScriptedFrontend, tmp_path: Path
 ) -> None:
-    """Fault 109: a path, a URL and a folder with a pickle are names that are not served, whatever lies there."""
+    """Fault 109: a path, a URL, a folder with a pickle are names that are not served, whatever lies there."""
     (tmp_path / "adapter_model.bin").write_bytes(b"canary")
     for name in ("../../etc", "http://127.0.0.1/adapter", str(tmp_path), str(tmp_path / "adapter_model.bin")):
         answer = await post(http, "say a", model=name)
