@@ -180,7 +180,11 @@ def _is_short(prompt: Prompt) -> bool:
         case ChatPrompt(messages, tools):
             if len(messages) > SHORT_MESSAGES:
                 return False
-            chars = sum(len(message.content) for message in messages)
-            chars += sum(len(tool.description) + len(tool.parameters) for tool in tools)
-            chars += sum(len(call.arguments) for message in messages for call in message.tool_calls)
+            chars = 0
+            for message in messages:
+                chars += len(message.content)
+                for call in message.tool_calls:
+                    chars += len(call.arguments)
+            for tool in tools:
+                chars += len(tool.description) + len(tool.parameters)
             return chars <= SHORT_CHARS

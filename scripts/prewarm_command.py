@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import click
 
@@ -43,9 +44,13 @@ def run(state: ClusterState, wanted: Wanted, as_json: bool) -> None:
         click.echo(json.dumps({"prompt_tokens": answer.prompt_tokens, "workers": rows}))
         return
     for row in rows:
-        kept = f", kept for {wanted.ttl_s:g} s" if row["kept"] else f", not kept: {row['not_kept']}"
         click.echo(
             f"{row['worker_id']}: prompt {answer.prompt_tokens} tokens, cached {row['cached_tokens']}, "
-            f"pulled {row['pulled_tokens']}, computed {row['written_tokens']}"
-            f"{'' if wanted.ttl_s is None else kept}"
+            f"pulled {row['pulled_tokens']}, computed {row['written_tokens']}{_kept(row, wanted.ttl_s)}"
         )
+
+
+def _kept(row: dict[str, Any], ttl_s: float | None) -> str:
+    if ttl_s is None:
+        return ""
+    return f", kept for {ttl_s:g} s" if row["kept"] else f", not kept: {row['not_kept']}"

@@ -122,7 +122,7 @@ class BlockPool:
                 del self._cached[block.block_id]
             else:
                 del self._pinned[block.block_id]
-                block.lease.idle = False
+                self.leases.used(block.lease)
         block.ref_count += 1
         block.uses += 1
 

@@ -50,6 +50,15 @@ class PinBudget:
                 raise ValueError(f"{name}: must be at least 0 and below 1, is {share:g}")
 
 
+@dataclass(frozen=True, slots=True)
+class ChainPin:
+    """What keeps the beginning of a chain."""
+
+    blocks: int
+    ttl_s: float
+    tenant: str
+
+
 @dataclass(slots=True, eq=False)
 class Lease:
     """One block's lease. `depth` is the block's place in its chain, 0 for the first."""
@@ -61,6 +70,8 @@ class Lease:
     ends_at: float
     idle: bool = False
     """Whether nobody holds the block, so that the lease runs."""
+    stops: int = 0
+    """How often leases had ceased to be renewed when somebody last began to use the block."""
     queued: bool = False
     """Whether it has its one entry in the heap of ends."""
     ended: bool = False
@@ -75,8 +86,8 @@ class Leases:
     def __init__(self, num_blocks: int, budget: PinBudget) -> None:
         self._num_blocks = num_blocks
         self.budget = budget
-        self.renewing = True
-        """False while room is made for a request that waits for leases to end: none begins or is renewed."""
+        self._renewing = True
+        self._stops, self._stopped_at = 0, 0.0
         self._held: Counter[str] = Counter()
         self._total = 0
         # (end when it was queued, -depth, block id, lease). One entry per lease at most: a lease that was
@@ -92,9 +103,22 @@ class Leases:
         """Leased blocks that count for a tenant."""
         return self._held[tenant]
 
+    def renew(self, renewing: bool, now: float) -> None:
+        """Say whether leases begin and are renewed. They are not while room is made for somebody who waits.
+
+        What is in use when they cease to be was last used at that moment.
+        """
+        if self._renewing and not renewing:
+            self._stops, self._stopped_at = self._stops + 1, now
+        self._renewing = renewing
+
+    def used(self, lease: Lease) -> None:
+        """Somebody uses an idle block."""
+        lease.idle, lease.stops = False, self._stops
+
     def refusal(self, tenant: str, new: int, charged: int) -> PinRefusal | None:
         """Say why a tenant may not lease `new` more blocks and be charged for `charged`; None when it may."""
-        if not self.renewing:
+        if not self._renewing:
             return PinRefusal.MAKING_ROOM
         if charged and self._held[tenant] + charged > int(self._num_blocks * self.budget.share_per_tenant):
             return PinRefusal.OVER_TENANT_BUDGET
@@ -111,6 +135,7 @@ class Leases:
             return lease
         if lease is None:
             self._charge(asked.tenant, 1)
+            asked.stops = self._stops
             return asked
         self._charge(lease.tenant, -1)
         self._charge(asked.tenant, 1)
@@ -120,8 +145,10 @@ class Leases:
 
     def released(self, lease: Lease, now: float, idle: bool) -> bool:
         """A user of the block has gone, the last one when `idle`. False: the lease is over."""
-        if self.renewing:
+        if self._renewing:
             lease.ends_at = max(lease.ends_at, now + lease.ttl_s)
+        elif lease.stops < self._stops:
+            lease.ends_at = max(lease.ends_at, self._stopped_at + lease.ttl_s)
         if not idle:
             return True
         if lease.ends_at <= now:

@@ -135,7 +135,7 @@ class Scheduler:
         budget, preempted = self.limits.max_step_tokens, self.preemptions
         budget = self._decode(plan, budget)
         budget = self._prefill(plan, budget, admitting=preempted == self.preemptions)
-        self.manager.pool.leases.renewing = not self.kept_out.makes_room()
+        self.manager.pool.leases.renew(not self.kept_out.makes_room(), self.manager.clock())
         if self._drafts_for is not None:
             self._add_drafts(plan, budget, self._drafts_for)
         return plan

@@ -18,6 +18,7 @@ from kvhive.router.frontend import Delta, Finished, GenerationEvent, Started, To
 from kvhive.router.http_exchange import HttpExchange, write
 from kvhive.router.http_headers import IGNORED_HEADER
 from kvhive.router.http_heartbeat import beating
+from kvhive.router.request import validate_request
 
 
 class MessageExchange(HttpExchange):
@@ -60,6 +61,8 @@ class MessageExchange(HttpExchange):
             await response(scope, receive, send)
 
     async def _prewarm(self) -> Response:
+        model = self._frontend.models()[0]
+        validate_request(self._asked.request, model.vocab_size, model.max_context)  # what does nothing, too
         usages = await self._frontend.prewarm(self._asked.request, 1)
         shape = MessageShape(self._request_id, self._model)
         return JSONResponse(shape.prewarmed(usages[0]), headers=self._head(usages[0].worker_id))

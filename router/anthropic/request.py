@@ -41,7 +41,7 @@ _SPELLINGS = {
     "request_id": "x-request-id",
     "prompt": "messages",
     "stop": "stop_sequences",
-    "grammar": "output_config.format.schema",
+    "response_format": "output_config.format",
 }
 """What fields of the internal request are called here, where that is something else."""
 _MESSAGE = re.compile(r"messages\[(\d+)\](?:\.content)?")

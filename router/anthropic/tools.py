@@ -33,11 +33,10 @@ def _tool(fields: Fields, markers: Markers) -> Tool:
         description=fields.take("description", str, ""),
         parameters=fields.need_json("input_schema"),
     )
-    fields.ignore({"eager_input_streaming": "tools.eager_input_streaming"})
+    fields.ignore({name: f"tools.{name}" for name in ("eager_input_streaming", "strict")})
     fields.only("defer_loading", (False,))
     fields.only("allowed_callers", (["direct"],))
     fields.only("input_examples", ([],))
-    fields.only("strict", (False,))
     fields.close()
     if ttl:
         markers.note(ttl, fields.where, None)

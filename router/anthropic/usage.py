@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from kvhive.router.frontend import Usage
+from kvhive.router.pins import cache_split
 
 _HOUR_S = 3600.0
-
-
-def cache_split(usage: Usage) -> tuple[int, dict[float, int], int]:
-    """Return (tokens read, tokens written to stay by their TTL in seconds, the other prompt tokens)."""
-    done, created = usage.cached_tokens, dict[float, int]()
-    for prefix in sorted((p for p in usage.kept if p.kept), key=lambda p: p.tokens):
-        new = min(prefix.tokens, usage.prompt_tokens) - done
-        if new > 0:
-            created[prefix.ttl_s] = created.get(prefix.ttl_s, 0) + new
-            done += new
-    return usage.cached_tokens, created, usage.prompt_tokens - done
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
@@ -25,13 +16,13 @@ def usage_body(usage: Usage) -> dict[str, Any]:
 
     The three kinds of input tokens add up to the prompt's.
     """
-    read, created, plain = cache_split(usage)
-    hour = sum(tokens for ttl_s, tokens in created.items() if ttl_s >= _HOUR_S)
-    total = sum(created.values())
+    split = cache_split(usage)
+    hour = sum(tokens for ttl_s, tokens in split.created.items() if ttl_s >= _HOUR_S)
+    total = sum(split.created.values())
     return {
-        "input_tokens": plain,
+        "input_tokens": split.plain,
         "cache_creation_input_tokens": total,
-        "cache_read_input_tokens": read,
+        "cache_read_input_tokens": split.read,
         "cache_creation": {
             "ephemeral_5m_input_tokens": total - hour,
             "ephemeral_1h_input_tokens": hour,
@@ -46,8 +37,8 @@ def usage_body(usage: Usage) -> dict[str, Any]:
             "failovers": usage.failovers,
             "drafted_tokens": usage.drafted_tokens,
             "accepted_tokens": usage.accepted_tokens,
-            "kept": [{"tokens": p.tokens, "ttl_s": p.ttl_s, "kept": p.kept} for p in usage.kept],
-            "not_kept": usage.not_kept,
+            "kept": [dataclasses.asdict(prefix) for prefix in usage.kept],
+            "not_kept": usage.not_kept or None,
         },
     }
 

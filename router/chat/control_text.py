@@ -33,22 +33,22 @@ class ControlTokens:
 
     def typed_in(self, text: str) -> bool:
         """Whether a text spells one. A text without even the first character of any costs next to nothing."""
-        return any(opener in text for opener in self._openers) and self._pattern.search(text) is not None
+        for opener in self._openers:
+            if opener in text:
+                return self._pattern.search(text) is not None
+        return False
 
     def typed_in_chat(self, prompt: ChatPrompt) -> bool:
         """Whether anything that a caller says in a conversation spells one."""
+        said = [message.content for message in prompt.messages]
         for message in prompt.messages:
-            if self.typed_in(message.content):
-                return True
             if message.tool_calls or message.tool_call_id:
-                calls = [(call.id, call.name, _unescaped(call.arguments)) for call in message.tool_calls]
-                if any(map(self.typed_in, [message.tool_call_id, *sum(calls, ())])):
-                    return True
-        return any(
-            self.typed_in(text)
-            for tool in prompt.tools
-            for text in (tool.name, tool.description, _unescaped(tool.parameters))
-        )
+                said.append(message.tool_call_id)
+                for call in message.tool_calls:
+                    said += call.id, call.name, _unescaped(call.arguments)
+        for tool in prompt.tools:
+            said += tool.name, tool.description, _unescaped(tool.parameters)
+        return self.typed_in("\n".join(said))
 
     def hidden(self, text: str, marks: Marks, points: Sequence[tuple[int, str]] = ()) -> str:
         """Exchange what is spelled like one for a mark, and put other marks after so many characters.
@@ -95,6 +95,10 @@ class ControlTokens:
             for tool in tools
         )
 
+    def spelled_again(self, text: str, marks: Marks) -> str:
+        """Return a text in which typed ones are no marks any more."""
+        return marks.replaced(text, self._spellings.__getitem__)
+
     def apart(self, text: str, marks: Marks) -> list[str | Typed]:
         """Cut a rendered text into what is as it seems, and the text around marks, in which they are undone.
 
@@ -103,7 +107,7 @@ class ControlTokens:
         pieces: list[str | Typed] = []
         whole, start = 0, 0
         for begin, end in [*(found.span() for found in self._pattern.finditer(text)), (len(text), len(text))]:
-            typed = marks.replaced(text[start:begin], self._spellings.__getitem__)
+            typed = self.spelled_again(text[start:begin], marks)
             if typed != text[start:begin]:
                 pieces += [text[whole:start], Typed(typed)]
                 whole = begin

@@ -108,8 +108,8 @@ class Conversations:
 
     def _turns(self, messages: Sequence[ChatMessage], salt: str) -> dict[int, KnownTurn]:
         """Return the messages that may be what this model said."""
+        found: dict[int, KnownTurn] = {}
         said = [index for index, message in enumerate(messages) if message.role == "assistant"]
-        found = dict[int, KnownTurn]()
         if not said or not self._known:
             return found
         so_far = SaidSoFar(salt)
@@ -132,6 +132,7 @@ class Conversations:
             if not turns:
                 raise
             return self._marked(prompt, _less(prompt, turns))  # a template that misses the calls
+        self._tokenizer.check_length(self._control.spelled_again(marked.text, marked.marks))
         beginnings = [self._cut(marked.text[:end], turns, marked.marks) for end in marked.breakpoints()]
         return MarkedChat(prompt, turns, self._cut(marked.text, turns, marked.marks), beginnings)
 

@@ -46,7 +46,7 @@ class MarkedText:
         ]
 
     def _visible(self, message: int, chars: int | None) -> tuple[int, int | None]:
-        """Return where a mark can stand: calls come behind the content, and end where the next turn begins."""
+        """Return where a mark can stand: calls are behind the content, and end where the next turn begins."""
         said, last = self._prompt.messages[message], len(self._prompt.messages) - 1
         if chars is None and said.tool_calls and message not in self._turns and message < last:
             return message + 1, 0

@@ -5,6 +5,7 @@ Every check is a pure function that raises InvalidRequest naming the field, the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -19,6 +20,9 @@ MAX_MESSAGES = 4096
 MAX_TOOLS = 256
 MAX_TOOL_CALLS = 256
 """Of one message."""
+MAX_TOOL_NAME_CHARS = 128
+_TOOL_NAME = re.compile(rf"[A-Za-z0-9_.:/-]{{1,{MAX_TOOL_NAME_CHARS}}}")
+"""Models write names bare, between marks of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +137,12 @@ def _check_tools(prompt: ChatPrompt) -> None:
     for index, tool in enumerate(tools):
         for name, text in (("name", tool.name), ("description", tool.description)):
             check_text(f"tools[{index}].{name}", text)
-        if not tool.name:
-            raise InvalidRequest(f"tools[{index}].name", "must not be empty")
+        if not _TOOL_NAME.fullmatch(tool.name):
+            raise InvalidRequest(
+                f"tools[{index}].name",
+                f"must be 1 to {MAX_TOOL_NAME_CHARS} letters, digits and any of _ . : / -, "
+                f"is {spell_text(tool.name)}",
+            )
         if names.index(tool.name) != index:
             raise InvalidRequest(f"tools[{index}].name", f"must be unique, {spell_text(tool.name)} is not")
     if choice.mode == "required" and not tools:

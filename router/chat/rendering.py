@@ -6,9 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from kvhive.proto.errors import InvalidRequest
-from kvhive.router.chat.messages import ChatMessage, Tool
+from kvhive.router.chat.messages import ChatMessage, Tool, ToolCall
 from kvhive.router.chat.template import ChatTemplate
-from kvhive.router.chat.tool_prompts import spelled_calls, spelled_tools, tools_as_text, without_tools
+from kvhive.router.chat.tool_prompts import (
+    spelled_calls,
+    spelled_tools,
+    tools_as_text,
+    with_short_ids,
+    without_tools,
+)
 
 _PROBE = "kvhive-probe"
 
@@ -24,6 +30,7 @@ class ChatRenderer:
         """Compile the template. Raises ModelError."""
         self._template = ChatTemplate(source, special_tokens, timeout_s)
         self._knows_tools = "tools" in self._template.variables
+        self._wants_short_ids = self._knows_tools and self._refuses_long_ids()
         self._knows_system = self._knows_tools or self._shows("system", "user")
         self.drops_thoughts = not self._shows_thoughts()
         """Whether it leaves out what earlier turns thought, between <think> and </think>."""
@@ -33,8 +40,11 @@ class ChatRenderer:
 
         Raises InvalidRequest when the template refuses it, or parameters are no JSON object.
         """
-        if tools or any(message.tool_calls or message.role == "tool" for message in messages):
+        of_tools = [m for m in messages if m.tool_calls or m.role == "tool"]
+        if tools or of_tools:
             if self._knows_tools:
+                if self._wants_short_ids:
+                    messages = [with_short_ids(message) for message in messages]
                 spelled = [_spelled(message) for message in messages]
                 return self._template.render(spelled, spelled_tools(tools) or None)
             messages = without_tools(messages)
@@ -48,6 +58,22 @@ class ChatRenderer:
         if first.role == "system" or not self._knows_system:
             return [replace(first, content=f"{text}\n\n{first.content}"), *rest]
         return [ChatMessage("system", text), *messages]
+
+    def _refuses_long_ids(self) -> bool:
+        """Whether calls need ids of nine letters and digits, as Mistral's models were taught."""
+        accepted = []
+        for name in ("callcall1", "call_0123456789"):
+            calls = [
+                ChatMessage("assistant", "", (ToolCall(name, "f", "{}"),)),
+                ChatMessage("tool", "x", (), name),
+            ]
+            try:
+                self._template.render([_spelled(m) for m in (ChatMessage("user", "a"), *calls)])
+            except InvalidRequest:
+                accepted.append(False)
+            else:
+                accepted.append(True)
+        return accepted == [True, False]
 
     def _shows(self, *roles: str) -> bool:
         try:

@@ -6,12 +6,15 @@ parameters are sorted. So equal tools give equal blocks.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from kvhive.proto.errors import InvalidRequest
 from kvhive.router.chat.messages import ChatMessage, Tool, ToolCall
 
+SHORT_ID_CHARS = 9
 NO_PARAMETERS: Mapping[str, object] = {"properties": {}, "type": "object"}
 
 
@@ -77,6 +80,21 @@ def without_tools(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
             plain.append(message)
         answered = message.role == "tool"
     return plain
+
+
+def with_short_ids(message: ChatMessage) -> ChatMessage:
+    """Return a message with ids of nine letters and digits, for templates that refuse others."""
+    if not message.tool_calls and not message.tool_call_id:
+        return message
+    calls = tuple(replace(call, id=_short_id(call.id)) for call in message.tool_calls)
+    answered = message.tool_call_id and _short_id(message.tool_call_id)
+    return replace(message, tool_calls=calls, tool_call_id=answered)
+
+
+def _short_id(call_id: str) -> str:
+    if len(call_id) == SHORT_ID_CHARS and call_id.isalnum():
+        return call_id
+    return hashlib.blake2b(call_id.encode()).hexdigest()[:SHORT_ID_CHARS]
 
 
 def json_object(field: str, text: str) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """This dialect described for programs: the OpenAPI document of GET /openapi.json.
 
-It says what is accepted, limits included, as far as a schema can: rules between fields, such as that one of
-them needs another, are in the words of the refusals only.
+It says what is accepted, limits included, as far as a schema can: that a prompt and max_tokens fit into the
+model's context together, for example, is in the words of a refusal only.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def openapi_document(model: ModelInfo) -> Schema:
                 "Continue prompts.", completion["text"], answers.text_completion(), streamed=True
             ),
             "/tokenize": _post(
-                "Turn a text or a conversation into tokens.", requests.tokenize(), answers.tokenized()
+                "Turn a text or a conversation into tokens.", requests.tokenize(model), answers.tokenized()
             ),
             "/detokenize": _post("Turn tokens into text.", requests.detokenize(model), answers.DETOKENIZED),
             "/v1/models": _get("List the models.", answers.MODELS),

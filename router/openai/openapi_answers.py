@@ -61,7 +61,14 @@ _USAGE = record(
                 "written_tokens": _COUNT,
                 "pulled_tokens": _COUNT,
                 "kept": array(
-                    record({"tokens": _COUNT, "ttl_s": {"type": "number"}, "kept": {"type": "boolean"}})
+                    record(
+                        {
+                            "tokens": _COUNT,
+                            "ttl_s": {"type": "number"},
+                            "kept": {"type": "boolean"},
+                            "not_kept": nullable(_TEXT),
+                        }
+                    )
                 ),
                 "not_kept": nullable(_TEXT),
                 "failovers": _COUNT,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 
 from kvhive.proto.limits import (
     MAX_CACHE_NAME_CHARS,
@@ -26,7 +27,7 @@ from kvhive.router.openai.field_policy import (
     NEUTRAL_IN_TEXTS,
 )
 from kvhive.router.openai.openapi_answers import Schema, array
-from kvhive.router.openai.output_format import MAX_GRAMMAR_CHARS
+from kvhive.router.openai.output_format import FORMATS, MAX_GRAMMAR_CHARS
 from kvhive.router.openai.text_request import MAX_PROMPTS
 from kvhive.router.openai.tokens import NEUTRAL_WITH_MESSAGES, NEUTRAL_WITH_PROMPT
 from kvhive.router.sampling_params import MAX_SEED, MAX_STOP_CHARS, MAX_STOP_TOKEN_IDS, MAX_STOPS, MAX_TOP_K
@@ -55,6 +56,7 @@ def chat_completion(model: ModelInfo) -> Schema:
         },
         ["messages"],
         NEUTRAL_IN_CHATS,
+        [*_rules(), _only_with("top_logprobs", 0, "logprobs")],
     )
 
 
@@ -72,12 +74,13 @@ def text_completion(model: ModelInfo) -> Schema:
         },
         ["prompt"],
         NEUTRAL_IN_TEXTS,
+        _rules(),
     )
 
 
-def tokenize() -> Schema:
+def tokenize(model: ModelInfo) -> Schema:
     """Of /tokenize."""
-    either = {"model": _TEXT, "return_token_strs": _FLAG}
+    either = {"model": {"enum": ["", model.name]}, "return_token_strs": _FLAG}
     messages = array(_message(), minItems=1, maxItems=MAX_MESSAGES)
     tools = {"tools": array(_tool(), maxItems=MAX_TOOLS), "tool_choice": _tool_choice()}
     text = {"type": "string", "minLength": 1}
@@ -92,7 +95,7 @@ def tokenize() -> Schema:
 def detokenize(model: ModelInfo) -> Schema:
     """Of /detokenize."""
     tokens = array(_integer(0, model.vocab_size - 1), minItems=1)
-    return _body({"model": _TEXT, "tokens": tokens}, ["tokens"], {})
+    return _body({"model": {"enum": ["", model.name]}, "tokens": tokens}, ["tokens"], {})
 
 
 def _shared(model: ModelInfo) -> Schema:
@@ -108,7 +111,7 @@ def _shared(model: ModelInfo) -> Schema:
         "maxProperties": MAX_LOGIT_BIAS_ENTRIES,
     }
     return {
-        "model": _TEXT,
+        "model": {"enum": ["", model.name]},
         "stream": _FLAG,
         "stream_options": _inner(stream_options, nothing=_NULL),
         "max_tokens": _integer(1, model.max_context),
@@ -211,8 +214,13 @@ def _response_format() -> Schema:
     }
 
 
-def _body(fields: Schema, required: list[str], neutral: Mapping[str, tuple[object, ...]]) -> Schema:
-    """Return the schema of a whole body, whose fields may also be null."""
+def _body(
+    fields: Schema,
+    required: list[str],
+    neutral: Mapping[str, tuple[object, ...]],
+    rules: Sequence[Schema] = (),
+) -> Schema:
+    """Return the schema of a whole body, whose fields may also be null; `rules` are between fields."""
     optional = {name: _or_null(schema) for name, schema in fields.items() if name not in required}
     return {
         "type": "object",
@@ -224,6 +232,7 @@ def _body(fields: Schema, required: list[str], neutral: Mapping[str, tuple[objec
         },
         "required": required,
         "additionalProperties": _NULL,
+        **({"allOf": list(rules)} if rules else {}),
     }
 
 
@@ -235,6 +244,25 @@ def _inner(fields: Schema, required: list[str] | None = None, nothing: Schema = 
         "properties": {name: held if name in needed else _or_null(held) for name, held in fields.items()},
         "required": needed,
         "additionalProperties": nothing,
+    }
+
+
+def _rules() -> list[Schema]:
+    """Return the rules between fields that both endpoints have."""
+    alone = [
+        {"not": {"required": list(pair), "properties": {name: {"not": _NULL} for name in pair}}}
+        for pair in itertools.combinations(FORMATS, 2)
+    ]
+    return [*alone, _only_with("stream_options", {}, "stream")]
+
+
+def _only_with(name: str, nothing: object, flag: str) -> Schema:
+    """Return the rule that a field may only ask for something where a flag is set."""
+    return {
+        "anyOf": [
+            {"properties": {name: {"enum": [None, nothing]}}},
+            {"required": [flag], "properties": {flag: {"const": True}}},
+        ]
     }
 
 

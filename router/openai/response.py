@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 from starlette.responses import JSONResponse
 
 from kvhive.proto.errors import InvalidRequest, KvhiveError, NotNow, Overloaded, TimedOut, Unavailable
-from kvhive.router.frontend import FinishReason, ModelInfo, ToolCallDelta, Usage
+from kvhive.router.frontend import FinishReason, KeptPrefix, ModelInfo, ToolCallDelta, Usage
 from kvhive.router.http_body import BodyTimeout, BodyTooLarge
 from kvhive.router.openai.logprobs import logprobs_body
 
@@ -174,12 +173,22 @@ def usage_body(usage: Usage) -> dict[str, Any]:
             "reachable_tokens": usage.reachable_tokens,
             "written_tokens": usage.written_tokens,
             "pulled_tokens": usage.pulled_tokens,
-            "kept": [dataclasses.asdict(prefix) for prefix in usage.kept],
+            "kept": [_kept(prefix) for prefix in usage.kept],
             "not_kept": usage.not_kept or None,
             "failovers": usage.failovers,
             "drafted_tokens": usage.drafted_tokens,
             "accepted_tokens": usage.accepted_tokens,
         },
+    }
+
+
+def _kept(prefix: KeptPrefix) -> dict[str, Any]:
+    """Return what became of one breakpoint."""
+    return {
+        "tokens": prefix.tokens,
+        "ttl_s": prefix.ttl_s,
+        "kept": prefix.kept,
+        "not_kept": prefix.not_kept or None,
     }
 
 

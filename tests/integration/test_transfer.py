@@ -49,6 +49,7 @@ def test_the_command_says_what_it_took_at_each_worker(cluster: Any) -> None:
     assert document["workers"][1]["pulled_tokens"] > 0
     again = cluster.kvhive("prewarm", *options, prompt).stdout
     assert again.count("pulled 0, computed 0") == 2
+    assert cluster.kvhive("prewarm", "--ttl", "5", *options, prompt).stdout.count("kept for 5 s") == 2
     refused = cluster.kvhive("prewarm", "--workers", "65", "x", check=False)
     assert refused.returncode == 1
     assert "workers: must be between 1 and 64, is 65" in refused.stderr

@@ -54,7 +54,7 @@ async def test_a_whole_answer_has_every_field(claude_http: httpx.AsyncClient) ->
                 "drafted_tokens": 0,
                 "accepted_tokens": 0,
                 "kept": [],
-                "not_kept": "",
+                "not_kept": None,
             },
         },
     }

@@ -165,7 +165,13 @@ def test_harmless_fields_are_ignored_and_named() -> None:
         container=None,
         tools=[{**TOOL, "eager_input_streaming": True, "strict": False, "type": "custom"}],
     )
-    assert asked.ignored == ("tools.eager_input_streaming", "thinking", "service_tier", "diagnostics")
+    assert asked.ignored == (
+        "tools.eager_input_streaming",
+        "tools.strict",
+        "thinking",
+        "service_tier",
+        "diagnostics",
+    )
 
 
 IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
@@ -206,7 +212,6 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type: must be 'custom'"),
         ({"tools": [{"name": "x"}]}, "tools[0].input_schema: is required"),
         ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading: is not supported"),
-        ({"tools": [{**TOOL, "strict": True}]}, "tools[0].strict: is not supported, other than False"),
         ({"tools": [{**TOOL, "input_schema": {"a": "\ud800"}}]}, "tools[0].input_schema: must be valid"),
         ({"tools": [{**TOOL, "input_schema": {"a": float("inf")}}]}, "tools[0].input_schema: must be JSON"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name: is required"),

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from byte_tokenizer import byte_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -72,8 +73,8 @@ def test_time_grows_linearly(tokenizer: TextTokenizer) -> None:
     assert seconds(40000) < 40 * max(seconds(4000), 0.002)
 
 
-def sentencepiece() -> TextTokenizer:
-    from tokenizers import Tokenizer, decoders, models
+def sentencepiece(special: str = "") -> TextTokenizer:
+    from tokenizers import AddedToken, Tokenizer, decoders, models
 
     words = ["<unk>", *(f"<0x{b:02X}>" for b in range(256)), "▁hello", "▁world", "▁", "!", "s"]
     tokenizer = Tokenizer(
@@ -81,6 +82,8 @@ def sentencepiece() -> TextTokenizer:
             vocab={w: i for i, w in enumerate(words)}, merges=[], byte_fallback=True, unk_token="<unk>"
         )
     )
+    if special:
+        tokenizer.add_special_tokens([AddedToken(special, normalized=False, special=True)])
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1)]
     tokenizer.decoder = decoders.Sequence(steps)
     return TextTokenizer(TokenizerParts(tokenizer, {}, frozenset(), None))
@@ -94,6 +97,22 @@ def test_other_vocabularies_keep_their_spacing_and_whole_characters() -> None:
     pieces = deltas(tokenizer, ids)
     assert "".join(pieces) == tokenizer.decode(ids) == "hello worlds😀é! world   hello"
     assert pieces[:3] == ["hello", " world", "s"]
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_special_tokens_are_shown_only_where_asked(shown: bool) -> None:
+    """In any vocabulary; a character that one interrupts is broken."""
+    for tokenizer in (sentencepiece(special="[CALL]"), byte_tokenizer(["[CALL]"])):
+        call = tokenizer.special_token("[CALL]")
+        assert call is not None and tokenizer.special_token("s") is None
+        words, half = tokenizer.encode("s!", False), tokenizer.encode("é", False)[:1]
+        mark = "[CALL]" if shown else ""
+        for step in (1, 9):
+            detokenizer = IncrementalDetokenizer(tokenizer, {call: "[CALL]"} if shown else None)
+            ids = [call, *words, call, call, *words, *half, call]
+            pieces = [detokenizer.push(ids[i : i + step]) for i in range(0, len(ids), step)]
+            text = "".join(pieces) + detokenizer.flush()
+            assert text == f"{mark}s!{mark}{mark}s!\ufffd{mark}"
 
 
 def test_a_flood_of_broken_bytes_is_not_held_back_for_ever() -> None:

@@ -30,7 +30,17 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
     (CHAT, say("say x", response_format={"type": "json_object"}, metadata={"a": 1}, best_of=1)),
     (CHAT, say("say x", response_format={"type": "json_schema", "json_schema": {"schema": {}, "name": "x"}})),
     (CHAT, say("say x", regex="a", prompt_cache_options={"mode": "implicit", "ttl": "24h", "prewarm": True})),
-    (CHAT, say("say x", stream_options=None, functions=[], function_call="auto", reasoning_effort="none")),
+    (
+        CHAT,
+        say(
+            "say x",
+            stream_options={},
+            top_logprobs=0,
+            functions=[],
+            function_call="auto",
+            reasoning_effort="none",
+        ),
+    ),
     (
         CHAT,
         {
@@ -56,6 +66,8 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
 BAD: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {}),
     (CHAT, {"messages": []}),
+    (CHAT, say("say x", regex="a", grammar="b")),
+    (CHAT, say("say x", regex="a", response_format={"type": "text"})),
     *(
         (CHAT, say("say x", **{name: value}))
         for name, value in (
@@ -92,6 +104,8 @@ BAD: list[tuple[str, dict[str, Any]]] = [
             ("prompt_cache_options", {"x": 1}),
             ("prompt_cache_retention", "1h"),
             ("stream_options", {"usage": True}),
+            ("stream_options", {"include_usage": True}),
+            ("top_logprobs", 1),
         )
     ),
     *(

@@ -162,7 +162,7 @@ class TestUsage:
 
     @pytest.fixture
     def frontend(self) -> ReplayedFrontend:
-        kept = (KeptPrefix(64, 1800.0, True), KeptPrefix(128, 300.0, False))
+        kept = (KeptPrefix(64, 1800.0, True), KeptPrefix(128, 300.0, False, "over_budget"))
         return ReplayedFrontend(Finished("stop", replace(USAGE, kept=kept, not_kept="over_budget")))
 
     async def test_it_tells_what_is_kept(self, openai_client: openai.AsyncOpenAI) -> None:
@@ -172,8 +172,8 @@ class TestUsage:
         assert (details.cached_tokens, details.cache_write_tokens) == (4, 1)
         ours = answer.usage.model_extra["kvhive"] if answer.usage.model_extra else {}
         assert ours["kept"] == [
-            {"tokens": 64, "ttl_s": 1800.0, "kept": True},
-            {"tokens": 128, "ttl_s": 300.0, "kept": False},
+            {"tokens": 64, "ttl_s": 1800.0, "kept": True, "not_kept": None},
+            {"tokens": 128, "ttl_s": 300.0, "kept": False, "not_kept": "over_budget"},
         ]
         assert ours["not_kept"] == "over_budget"
         both = await openai_client.completions.create(model="demo", prompt=["a", "b"])

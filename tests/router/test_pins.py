@@ -6,10 +6,12 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from open_doors import open_doors
 from router_rig import RouterRig, running_router
 from transfer_rig import TRANSFER, prompt_of
 
 from kvhive.proto.errors import InvalidRequest
+from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.router.chat.messages import CacheBreakpoint, ChatMessage, ChatPrompt
 from kvhive.router.frontend import KeptPrefix, Usage
 from kvhive.router.pins import AskedPin, asked_pins, cache_split, kept_prefixes, worker_pins
@@ -213,3 +215,27 @@ async def test_prewarming_answers_when_every_worker_holds_and_keeps_it(
             "over_tenant_budget",
         ]
         await asyncio.gather(*(worker.idle() for worker in rig.workers.values()))
+
+
+async def test_over_grpc_a_prewarmed_conversation_is_kept_and_found(
+    redis_server: EmbeddedRedis, demo_gguf: Path
+) -> None:
+    async with open_doors(redis_server.url, demo_gguf) as doors:
+        chat = pb.Chat()
+        chat.messages.add(role="system", content="You count sheep. " * 8).cache_control.ttl_s = HOUR
+        chat.messages.add(role="user", content="How many are there?")
+        answer = await doors.grpc.Prewarm(pb.PrewarmRequest(chat=chat, ttl_s=MINUTES, workers=2))
+        assert [(worker.kept, worker.not_kept) for worker in answer.workers] == [(True, ""), (True, "")]
+        pinned = pinned_blocks(doors.rig)
+        assert len(set(pinned.values())) == 1 and pinned["w1"] * 4 > answer.prompt_tokens // 2
+        await doors.rig.indexed()
+        sampling = pb.SamplingParams(max_tokens=2, ignore_eos=True)
+        async for response in doors.grpc.Generate(pb.GenerateRequest(chat=chat, sampling=sampling)):
+            usage = response.finished.usage
+        assert usage.cached_tokens >= pinned["w1"] * 4
+        assert [(prefix.ttl_s, prefix.kept) for prefix in usage.kept] == [(HOUR, True)]
+        short = pb.PrewarmRequest(text="x", ttl_s=MINUTES)
+        assert (await doors.grpc.Prewarm(short)).workers[0].not_kept == "below_minimum"
+        count = doors.registry.get_sample_value
+        assert count("kvhive_pins_total", {"outcome": "kept"}) == 5
+        assert count("kvhive_pins_total", {"outcome": "below_minimum"}) == 1

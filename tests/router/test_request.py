@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvhive.proto.errors import InvalidRequest
-from kvhive.router.chat.messages import ChatMessage, ChatPrompt
+from kvhive.router.chat.messages import ChatMessage, ChatPrompt, Tool
 from kvhive.router.request import (
     GenerateRequest,
     Prompt,
@@ -118,6 +118,10 @@ def test_sampling_limits(sampling: SamplingParams, message: str) -> None:
         (TokenPrompt((1, 1000, 2)), "token_ids[1]: must be between 0 and 999, is 1000"),
         (TokenPrompt((1, -5)), "token_ids[1]: must be between 0 and 999, is -5"),
         (ChatPrompt(()), "messages: must not be empty"),
+        (
+            ChatPrompt((ChatMessage("user", "x"),), (Tool("a", "", ""), Tool("b c", "", ""))),
+            "tools[1].name: must be 1 to 128 letters, digits and any of _ . : / -, is 'b c'",
+        ),
         (ChatPrompt((ChatMessage("user", "x"),) * 4097), "messages: must be at most 4096 messages, is 4097"),
         (
             ChatPrompt((ChatMessage("user", "x"), ChatMessage("owner", "x"))),

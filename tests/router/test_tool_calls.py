@@ -271,6 +271,20 @@ def test_a_call_that_breaks_off_stays_as_far_as_it_came_and_the_rest_is_text() -
     assert order == [("get", '{"city": '), "x}}</tool_call>"] and parser.complete == 0
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_an_output_that_breaks_off_behind_the_arguments_is_a_call_and_no_text(form: str) -> None:
+    """What closes calls is theirs, also where there is only a part of it."""
+    text = CASES[form][0]
+    begun = (
+        text.index("</function>") + 11
+        if form == "qwen3_coder"
+        else text.index("3}" if "3}" in text else "3)") + 2
+    )
+    for cut in range(begun + 1, len(text) + 1):
+        order, _ = read(FORMS[form], [text[:cut]])
+        assert calls_of(order) == ONE and texts_of(order) == ""
+
+
 def test_the_second_call_of_a_list_may_be_none() -> None:
     text = '[TOOL_CALLS][{"name": "get", "arguments": {}}, {"name": "nobody", "arguments": {}}]'
     assert whole("mistral", text) == [("get", "{}"), '{"name": "nobody", "arguments": {}}]']

@@ -95,7 +95,12 @@ class ScriptedCluster:
 
 
 async def scripted_cluster(
-    redis: Redis, tokenizer: TextTokenizer, executor: ThreadPoolExecutor, count: int = 2, **more: float
+    redis: Redis,
+    tokenizer: TextTokenizer,
+    executor: ThreadPoolExecutor,
+    count: int = 2,
+    workers: ScriptedWorkers | None = None,
+    **more: float,
 ) -> ScriptedCluster:
     """Register the workers, and put a router together that has heard of them; `more` are its limits."""
     clock = Clock()
@@ -107,7 +112,7 @@ async def scripted_cluster(
     mirror.touch(clock())
     state = RoutingState(registry, mirror, PredictedBlocks(30.0), LoadTracker())
     placer = Placer(state, make_policy("kv_aware"), BLOCK, 1e9, clock)
-    workers = ScriptedWorkers()
+    workers = workers or ScriptedWorkers()
     workers.open.set()
     preparer = PromptPreparer(tokenizer, root_hash(b"a model"), BLOCK, executor)
     bounds = {"max_concurrent": 100, "max_failovers": 2, "queue_timeout_s": 10.0, **more}

@@ -66,6 +66,27 @@ def test_every_use_renews_the_lease_and_it_does_not_run_while_the_block_is_live(
     assert pool.usage().pinned == 0
 
 
+def test_while_room_is_made_what_is_in_use_keeps_its_time_from_then_on_and_nothing_else_is_renewed() -> None:
+    pool = BlockPool(16)
+    used, idle = chain(pool, "a", 2), chain(pool, "b", 2)
+    assert (pin(pool, used, 10.0), pin(pool, idle, 10.0)) == ("", "")
+    release(pool, idle, now=95.0)
+    pool.leases.renew(False, 100.0)
+    pool.leases.renew(False, 101.0)
+    assert pin(pool, used, 20.0) == "making_room"
+    for block in idle:
+        pool.acquire(block)
+    release(pool, idle, now=104.0)
+    release(pool, used, now=109.0)
+    for now, pinned in ((104.9, 4), (105.0, 2), (109.9, 2), (110.0, 0)):
+        pool.expire(now)
+        assert (now, pool.usage().pinned) == (now, pinned)
+    pool.leases.renew(True, 160.0)
+    for block in used:
+        pool.acquire(block)
+    assert pin(pool, used, 10.0, now=160.0) == ""
+
+
 @pytest.mark.parametrize("ttls", [(10.0, 3.0), (3.0, 10.0), (5.0, 5.0)])
 def test_prefixes_stay_closed_however_leases_end(ttls: tuple[float, float]) -> None:
     """A short prefix and the whole chain are pinned for different times; children always go first."""
@@ -101,6 +122,11 @@ def test_a_block_counts_for_the_tenant_that_wants_it_longest() -> None:
         assert pin(pool, blocks, ttl_s, tenant) == ""
         assert (pool.leases.held_by("a"), pool.leases.held_by("b")) == charged
     assert pool.leases.total == 4
+    assert pin(pool, chain(pool, "b", 1), 1.0, "b") == ""
+    others = chain(pool, "c", 2)
+    assert pin(pool, others, 5.0, "a") == ""
+    assert pin(pool, others, 9.0, "b") == "over_tenant_budget", "it would count for them now"
+    assert (pool.leases.held_by("a"), pool.leases.held_by("b")) == (2, 5)
 
 
 def test_clearing_forgets_pinned_blocks_and_gives_their_budget_back() -> None:

@@ -28,10 +28,10 @@ def _read(calls: Calls) -> Reading[None]:
         yield from feed.literal(OPEN)
         yield from _call(calls, (yield from feed.until(MIDDLE, MAX_NAME_CHARS)).strip())
         yield from feed.space()
-        yield from feed.optional(CLOSE)
+        yield from feed.closing(CLOSE)
         calls.end()
         yield from feed.space()
-        more = not (yield from feed.optional(CALLS_CLOSE))
+        more = not (yield from feed.closing(CALLS_CLOSE))
 
 
 def _call(calls: Calls, said: str) -> Reading[None]:
@@ -48,7 +48,7 @@ def _call(calls: Calls, said: str) -> Reading[None]:
         raise NotACall
     yield from streamed_arguments(calls, name)
     yield from feed.space()
-    yield from feed.optional(FENCED)
+    yield from feed.closing(FENCED)
 
 
 _MARKERS = (CALLS_OPEN, CALLS_CLOSE, OPEN, MIDDLE, CLOSE)

@@ -62,6 +62,20 @@ class Feed:
         self.kept()
         return True
 
+    def closing(self, word: str) -> Reading[bool]:
+        """Read a word if it stands here, or what there is of it where the output breaks off; tell whether."""
+        self.keep()
+        for character in word:
+            found = yield from self.peek()
+            if not found:
+                break
+            if found != character:
+                self.back()
+                return False
+            self.at += 1
+        self.kept()
+        return True
+
     def space(self) -> Reading[None]:
         """Read white space, if there is any."""
         while character := (yield from self.peek()):

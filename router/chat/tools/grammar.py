@@ -8,19 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvhive.proto.errors import InvalidRequest
-from kvhive.proto.grammar import MAX_GRAMMAR_BYTES
+from kvhive.proto.grammar import MAX_GRAMMAR_BYTES, schema_in_lark
+from kvhive.proto.json_schema import read_schema
 from kvhive.router.chat.messages import Tool, ToolChoice
 from kvhive.router.chat.tools.form import CallShape, ToolForm
 from kvhive.router.sampling_params import Grammar
-
-SPELLING = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-    "coerce_one_of": False,
-    "lenient": False,
-}
-"""As models are taught to write JSON; no white space without end, no keyword of a schema passed over."""
 
 
 def tool_grammar(
@@ -33,7 +25,7 @@ def tool_grammar(
     """Return the grammar of one call, or several, of these tools; or of an answer that is `otherwise`.
 
     `token_id` gives the id of what is a special token of the vocabulary. Raises InvalidRequest naming the
-    field for parameters that are no JSON Schema of an object.
+    field for parameters that are no JSON Schema of an object, or one that cannot be enforced.
     """
     shape, spell = form.shape, _Speller(form.markers, token_id)
     named = [index for index, tool in enumerate(tools) if choice.name in ("", tool.name)]
@@ -43,9 +35,9 @@ def tool_grammar(
     rules.append("call: " + " | ".join(f"call_{index}" for index in named))
     for index in named:
         tool = tools[index]
-        schema = checked_parameters(f"tools[{index}].parameters", tool.parameters)
+        schema = _enforced(f"tools[{index}].parameters", tool.parameters)
         rules.append(f"call_{index}: {_call(shape, tool.name, index, spell)}")
-        rules.append(f"arguments_{index}: {_json_rule(schema)}")
+        rules.append(f"arguments_{index}: %json {schema}")
     if otherwise is not None:
         rules.append(f"answer: {_answer(otherwise)}")
     text = "\n".join(["%llguidance {}", *rules])
@@ -91,17 +83,18 @@ def _call(shape: CallShape, name: str, index: int, spell: _Speller) -> str:
     return f"{spell(shape.before + said + shape.between)} arguments_{index} {spell(shape.after)}"
 
 
+def _enforced(field: str, parameters: str) -> str:
+    """Return parameters as a grammar has them. Raises InvalidRequest naming the field."""
+    schema = checked_parameters(field, parameters)
+    try:
+        return schema_in_lark(read_schema(json.dumps(schema)))
+    except InvalidRequest as error:
+        raise InvalidRequest(field, str(error).partition(": ")[2]) from error
+
+
 def _answer(otherwise: Grammar) -> str:
-    match otherwise.kind:
-        case "json_object":
-            schema: dict[str, Any] = {"type": "object"}
-        case _:
-            schema = _json_object("response_format", otherwise.text)
-    return _json_rule(schema)
-
-
-def _json_rule(schema: dict[str, Any]) -> str:
-    return "%json " + json.dumps({**schema, "x-guidance": SPELLING})
+    text = '{"type": "object"}' if otherwise.kind == "json_object" else otherwise.text
+    return f"%json {schema_in_lark(read_schema(text))}"
 
 
 def _json_object(field: str, text: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def _read(calls: Calls) -> Reading[None]:
         yield from call_object(calls)
         calls.end()
     yield from feed.space()
-    yield from feed.optional(CLOSE)
+    yield from feed.closing(CLOSE)
 
 
 GRANITE = ToolForm(

@@ -16,7 +16,7 @@ def _read(calls: Calls) -> Reading[None]:
     yield from feed.space()
     yield from call_object(calls)
     yield from feed.space()
-    yield from feed.optional(CLOSE)  # some end without it
+    yield from feed.closing(CLOSE)  # some end without it
     calls.end()
 
 

@@ -47,7 +47,7 @@ def _read(calls: Calls) -> Reading[None]:
         calls.end()
     if started:
         yield from feed.space()
-        yield from feed.optional(END)
+        yield from feed.closing(END)
 
 
 def _arguments(feed: Feed) -> Reading[str]:

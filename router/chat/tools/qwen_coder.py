@@ -38,7 +38,7 @@ def _read(calls: Calls) -> Reading[None]:
     calls.arguments("{}" if begun == "{" else "}")
     if wrapped:
         yield from feed.space()
-        yield from feed.optional(CLOSE)
+        yield from feed.closing(CLOSE)
     calls.end()
 
 
