@@ -119,9 +119,9 @@ class RouterConfig:
     """The front door."""
 
     host: str = "127.0.0.1"
-    """Address both doors bind. Beyond loopback needs `allow_remote: true`; there are no API keys yet."""
-    allow_remote: bool = False
-    """Really listen beyond loopback."""
+    """Address both doors bind. Beyond loopback needs `access.keys_file`, or `allow_open: true`."""
+    allow_open: bool = False
+    """Listen beyond loopback without API keys: whoever reaches the doors is let in."""
     grpc_port: int = 0
     """Port of kvhive.v1; 0 takes a free one."""
     http_port: int = 0
@@ -157,6 +157,14 @@ class RouterConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class AccessConfig:
+    """Who may ask. (Ray has an `auth` of its own in the same file.)"""
+
+    keys_file: str = ""
+    """API keys (`kvhive keys`, docs/security.md), read again when it changes; empty: everybody may ask."""
+
+
+@dataclass(frozen=True, slots=True)
 class RedisConfig:
     """Where the index lives."""
 
@@ -182,6 +190,7 @@ class ClusterConfig:
     workers: WorkersConfig = field(default_factory=WorkersConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
+    access: AccessConfig = field(default_factory=AccessConfig)
     autoscaling: AutoscalingConfig = field(default_factory=AutoscalingConfig)
     redis: RedisConfig = field(default_factory=RedisConfig)
 
@@ -363,9 +372,10 @@ def _check(config: ClusterConfig) -> None:
             f"redis.lease_s: must be at least twice redis.heartbeat_s ({config.redis.heartbeat_s:g}), "
             f"is {config.redis.lease_s:g}"
         )
-    if not is_loopback(config.router.host) and not config.router.allow_remote:
+    if not (is_loopback(config.router.host) or config.access.keys_file or config.router.allow_open):
         raise ConfigError(
-            f"router.host: {config.router.host!r} is beyond loopback; router.allow_remote: true allows it"
+            f"router.host: {config.router.host!r} is beyond loopback and there are no API keys: set "
+            "access.keys_file, or router.allow_open: true to let everybody in"
         )
 
 

@@ -19,6 +19,7 @@ from kvhive.proto.block_hash import root_hash
 from kvhive.proto.config import ClusterConfig
 from kvhive.proto.index_schema import IndexKeys
 from kvhive.proto.v1 import inference_pb2 as pb
+from kvhive.router.auth.access import Access
 from kvhive.router.cluster_view import ClusterView
 from kvhive.router.dispatch_counters import DispatchCollector
 from kvhive.router.dispatcher import Dispatcher, DispatchLimits
@@ -93,20 +94,31 @@ async def run_router(
         metrics.registry.register(
             DispatchCollector(dispatcher.counters, lambda: dispatcher.in_flight, lambda: dispatcher.held)
         )
-        frontend = MeteredFrontend(dispatcher, metrics, time.monotonic)
+        access = _access(options)
+        if access is not None:
+            supervisor.start(access.file.run())
+            metrics.registry.register(access)
+        inner = dispatcher if access is None else access.keyed(dispatcher)
+        frontend = MeteredFrontend(inner, metrics, time.monotonic)
         config = options.config.router
         app = create_app(frontend, metrics.registry, config.max_request_bytes, timed_out=metrics.timed_out)
         audit = RouterAudit(state.registry, mirror, state.loads, workers)
         service = InferenceService(
             frontend, lambda: _described(view, dispatcher), audit.take, dispatcher.ledger.explain
         )
-        doors = Doors(config, service, app)
+        doors = Doors(config, service, app, access.guard if access else None)
         supervisor.start(_keep_house(doors, state.registry, workers))
         ready(await doors.open())
         await stop.wait()
         await doors.close(grace_s())
     if supervisor.failure is not None:
         raise RuntimeError("a loop of the router failed") from supervisor.failure
+
+
+def _access(options: RouterOptions) -> Access | None:
+    """Return what keys need, where there are any. Raises ConfigError."""
+    keys_file = options.config.access.keys_file
+    return Access.by_keys(keys_file, options.cluster_token) if keys_file else None
 
 
 def _described(view: ClusterView, dispatcher: Dispatcher) -> pb.GetClusterResponse:

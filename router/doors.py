@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -13,15 +14,24 @@ from starlette.types import ASGIApp
 
 from kvhive.proto.config import RouterConfig, bracketed
 from kvhive.proto.v1 import inference_pb2_grpc
+from kvhive.router.auth.grpc_guard import GrpcGuard
+from kvhive.router.auth.guard import Guard
+from kvhive.router.auth.http_guard import HttpGuard
 from kvhive.router.grpc_service import REQUEST_TYPES, SERVICE_NAME, InferenceService
 from kvhive.router.http_gateway import HttpServer
 from kvhive.router.malformed_message import MalformedMessageGuard
 
 EXTRA_RPCS = 1024
 """Calls beyond the limit on requests that gRPC still takes in: health, its watchers, status."""
+MAX_WATCHERS = EXTRA_RPCS // 2
+"""Open calls of health's Watch, which needs no key: they must not take all places."""
+MAX_OPEN_CONNECTIONS = 4096
+"""Of gRPC; one more is closed at once."""
+HANDSHAKE_TIMEOUT_S = 20
+"""Longest from a connection to its first words of HTTP/2."""
 
 # Clients may ping idle and silent streams: a long prefill is not a broken connection.
-_KEEPALIVE_OPTIONS = [
+_SERVER_OPTIONS = [
     ("grpc.so_reuseport", 0),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
@@ -30,6 +40,8 @@ _KEEPALIVE_OPTIONS = [
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.ping_timeout_ms", 20_000),
+    ("grpc.max_allowed_incoming_connections", MAX_OPEN_CONNECTIONS),
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_S * 1000),
 ]
 
 
@@ -43,18 +55,42 @@ class RouterEndpoints:
     """Base URL of the HTTP API."""
 
 
+class _BoundedHealth(health_aio.HealthServicer):
+    """Refuses watchers beyond a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._watching = 0
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:
+        if self._watching >= MAX_WATCHERS:
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{MAX_WATCHERS} calls watch health already, the most there may",
+            )
+        self._watching += 1
+        try:
+            await super().Watch(request, context)
+        finally:
+            self._watching -= 1
+
+
 class Doors:
     """Open once, close once."""
 
-    def __init__(self, config: RouterConfig, service: InferenceService, app: ASGIApp) -> None:
+    def __init__(
+        self, config: RouterConfig, service: InferenceService, app: ASGIApp, guard: Guard | None = None
+    ) -> None:
+        """Prepare; without a guard everybody is let in."""
         self._config = config
         self._service = service
-        self._http = HttpServer(app)
-        self._health = health_aio.HealthServicer()
+        self._http = HttpServer(HttpGuard(guard, app) if guard else app)
+        guards = [GrpcGuard(guard)] if guard else []
+        self._health = _BoundedHealth()
         self._healthy: bool | None = None
         self._grpc = grpc.aio.server(
-            options=[*_KEEPALIVE_OPTIONS, ("grpc.max_receive_message_length", config.max_request_bytes)],
-            interceptors=[MalformedMessageGuard(REQUEST_TYPES)],
+            options=[*_SERVER_OPTIONS, ("grpc.max_receive_message_length", config.max_request_bytes)],
+            interceptors=[*guards, MalformedMessageGuard(REQUEST_TYPES)],
             maximum_concurrent_rpcs=config.max_concurrent_requests + EXTRA_RPCS,
         )
         inference_pb2_grpc.add_InferenceServicer_to_server(service, self._grpc)

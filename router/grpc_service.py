@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf.message import Message
@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from kvhive.proto.errors import InvalidRequest, KvhiveError, Unavailable
 from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.proto.v1 import inference_pb2_grpc
+from kvhive.router.auth.principal import asking
 from kvhive.router.decision_ledger import MAX_DECISIONS
 from kvhive.router.field_checks import check_token_ids
 from kvhive.router.frontend import TokenizingFrontend
@@ -28,6 +29,9 @@ REQUEST_TYPES: dict[str, type[Message]] = {
 }
 """The request message of every RPC, by full method name."""
 
+Explain: TypeAlias = Callable[[str, str | None], pb.ExplainResponse]
+"""Tells of a request id what is remembered: of one tenant's requests, or of everybody's."""
+
 _STOPPING = Unavailable("the router is stopping, retry", cause="stopping", retry_after_s=1.0)
 
 
@@ -39,7 +43,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         frontend: TokenizingFrontend,
         cluster: Callable[[], pb.GetClusterResponse],
         audit: Callable[[], pb.RouterAudit] = pb.RouterAudit,
-        explain: Callable[[str], pb.ExplainResponse] = lambda request_id: pb.ExplainResponse(),
+        explain: Explain = lambda request_id, tenant: pb.ExplainResponse(),
     ) -> None:
         self._frontend = frontend
         self._cluster = cluster
@@ -119,7 +123,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             check_request_id("request_id", request.request_id)
         except KvhiveError as error:
             await abort(context, error)
-        answer = self._explain(request.request_id)
+        principal = asking.get()
+        tenant = None if principal is None or principal.admin else principal.name
+        answer = self._explain(request.request_id, tenant)
         if not answer.decisions:
             wanted = request.request_id
             message = f"request_id: {wanted!r} is not among the last {MAX_DECISIONS} decisions of this router"

@@ -13,6 +13,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kvhive.router.anthropic import errors as anthropic_errors
+from kvhive.router.anthropic.api import AnthropicDoor, is_asked_by
 from kvhive.router.frontend import TokenizingFrontend
 from kvhive.router.http_door import Endpoint, HttpDoor
 from kvhive.router.openai.api import OpenAIDoor
@@ -33,7 +35,10 @@ def create_app(
     `now` is the wall clock that answers are dated with, in seconds; `timed_out` hears, in a word, which time
     was over where a door itself gave up.
     """
-    dialects: list[HttpDoor] = [OpenAIDoor(frontend, max_body_bytes, now, timed_out)]
+    dialects: list[HttpDoor] = [  # Anthropic's first: some of its routes are for its clients alone
+        AnthropicDoor(frontend, max_body_bytes, timed_out),
+        OpenAIDoor(frontend, max_body_bytes, now, timed_out),
+    ]
     everything = Starlette(
         routes=[
             *_OperatorDoor(frontend, registry).routes(),
@@ -105,11 +110,14 @@ class _ShortWay:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return JSONResponse(
-        error_body(error.detail, "invalid_request_error"), error.status_code, dict(error.headers or {})
-    )
+    status, headers = error.status_code, dict(error.headers or {})
+    if is_asked_by(request.scope):
+        return JSONResponse(anthropic_errors.error_body(status, error.detail), status, headers)
+    return JSONResponse(error_body(error.detail, "invalid_request_error"), status, headers)
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
     """Answer for a fault of ours; Starlette raises it again, so that the server logs it."""
+    if is_asked_by(request.scope):
+        return JSONResponse(anthropic_errors.error_body(500, "internal error"), 500)
     return JSONResponse(error_body("internal error", "server_error"), 500)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 
 from kvhive.proto.errors import InvalidRequest, KvhiveError
+
+T = TypeVar("T")
 
 BODY_TIMEOUT_S = 60.0
 """Longest a client may take to send its body: a slow one must not hold memory for ever."""
@@ -45,6 +48,13 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     except TimeoutError as error:
         raise BodyTimeout(f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from error
     return bytes(body)
+
+
+async def parsed(body: bytes, parse: Callable[[dict[str, Any]], T]) -> T:
+    """Return what a dialect makes of the JSON object in a body. Raises InvalidRequest."""
+    if len(body) <= OFF_LOOP_BYTES:
+        return parse(parse_object(body))
+    return await asyncio.to_thread(lambda: parse(parse_object(body)))
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class HttpServer:
             lifespan="off",
             interface="asgi3",
             log_config=None,
-            log_level=logging.WARNING,
+            log_level=logging.ERROR,  # what strangers send that is no HTTP is no news
             access_log=False,
             proxy_headers=False,
             server_header=False,

@@ -1,4 +1,6 @@
-"""HTTP/1.1 as the server speaks it: uvicorn's protocol over httptools, bounded in what is not a body."""
+"""HTTP/1.1 as the server speaks it: uvicorn's protocol over httptools, bounded in what is not a body, and in
+how long a request may take to come.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +9,84 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from kvhive.router.http_body import BODY_TIMEOUT_S
+
+MAX_OPEN_CONNECTIONS = 4096
+"""One more is closed at once: some 40 kB each, and a file descriptor, whatever comes through them."""
+HEAD_TIMEOUT_S = 20.0
+"""Longest from a connection, or a request's first byte, to the end of its headers."""
+REST_TIMEOUT_S = BODY_TIMEOUT_S + 5.0
+"""And from there to its end, for those whose body nobody reads."""
+MAX_HEADERS = 256
 MAX_HEADER_BYTES = 64 * 1024
 """Of a request's line, headers and trailers, and of the framing of its body beyond FRAMING_BYTES a chunk."""
 FRAMING_BYTES = 32
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Refuses a request that has more than MAX_HEADER_BYTES of anything but body, complete or not."""
+    """Refuses a request that has more than MAX_HEADER_BYTES of anything but body, complete or not.
+
+    One request at a time: what a client sends before it has its answer is dropped, and the connection ends
+    with that answer. The server would stop reading instead, and not notice that the client has gone.
+    """
 
     _overhead = 0
     """Bytes of the present message that were not body."""
+    _refusal = ""
+    """What is wrong with the present message, where the parser would not know."""
+    _deaf = False
+    """What comes is dropped."""
+    _due: asyncio.TimerHandle | None = None
+    """When the head, or the rest, must have come; None between two requests."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin a connection."""
         super().connection_made(cast(asyncio.Transport, HeadWithBody(cast(asyncio.Transport, transport))))
+        if len(self.connections) > MAX_OPEN_CONNECTIONS:
+            self.transport.abort()
+        else:
+            self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End it."""
+        self._wait_no_more()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Take in what a client sent."""
+        if self._deaf:
+            return
         self._overhead += len(data)
         super().data_received(data)
         if self._overhead > MAX_HEADER_BYTES and not self.transport.is_closing():
             self.send_400_response(f"The headers must have at most {MAX_HEADER_BYTES} bytes.")
+        elif self._due is None and self.timeout_keep_alive_task is None and not self._answering:
+            self._wait_for_head()  # empty lines, say: no message has begun, and the server waits no more
+
+    def send_400_response(self, msg: str) -> None:
+        """Say what is wrong, and close; where an answer is on its way, after it."""
+        if not self._deaf:
+            super().send_400_response(self._refusal or msg)
+
+    def on_message_begin(self) -> None:
+        """Take in the beginning of a request."""
+        if self._answering:
+            self._deaf, self.cycle.keep_alive = True, False
+            self._refuse("One request at a time.")
+        super().on_message_begin()
+        self._wait_for_head()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take in a header, or a trailer."""
+        if len(self.headers) >= MAX_HEADERS:
+            self._refuse(f"There must be at most {MAX_HEADERS} headers.")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Take in the end of the headers."""
+        super().on_headers_complete()
+        self._wait_no_more()
+        self._due = self.loop.call_later(REST_TIMEOUT_S, self._too_slow)
 
     def on_body(self, body: bytes) -> None:
         """Take in a part of the body."""
@@ -37,7 +96,33 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """Take in the end of a request; what follows is the next one."""
         self._overhead = 0
+        self._wait_no_more()
         super().on_message_complete()
+
+    @property
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _refuse(self, why: str) -> None:
+        """End parsing, in a callback of the parser."""
+        self._refusal = why
+        raise ValueError(why)
+
+    def _wait_for_head(self) -> None:
+        self._wait_no_more()
+        self._due = self.loop.call_later(HEAD_TIMEOUT_S, self._too_slow)
+
+    def _wait_no_more(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+
+    def _too_slow(self) -> None:
+        """Close: who takes too long to ask must hold nothing. Whom we do not read is not slow."""
+        if self.flow.read_paused:
+            self._due = self.loop.call_later(HEAD_TIMEOUT_S, self._too_slow)
+        else:
+            self.transport.close()
 
 
 class HeadWithBody:

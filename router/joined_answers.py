@@ -43,6 +43,8 @@ def total_usage(usages: Sequence[Usage]) -> Usage:
         failovers=sum(usage.failovers for usage in usages),
         drafted_tokens=sum(usage.drafted_tokens for usage in usages),
         accepted_tokens=sum(usage.accepted_tokens for usage in usages),
+        kept=tuple(prefix for usage in usages for prefix in usage.kept),
+        not_kept=listed(usage.not_kept for usage in usages if usage.not_kept),
     )
 
 

@@ -11,8 +11,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from kvhive.client import ONCE, Client
 from kvhive.proto.errors import ClusterError, KvhiveError
-from kvhive.scripts.client import RouterClient
+from kvhive.scripts.cluster_access import operators_key
 from kvhive.scripts.cluster_state import ClusterState, StateFolder
 from kvhive.scripts.control_socket import ask
 from kvhive.scripts.owned_processes import RUNTIME_DIR_VARIABLE, is_alive
@@ -62,7 +63,7 @@ def _missing(state: ClusterState) -> str:
     if state.redis is not None and not is_alive(state.redis):
         return "redis"
     try:
-        with RouterClient(state.grpc) as client:
+        with Client(state.grpc, api_key=operators_key(state), retry=ONCE) as client:
             client.cluster()
     except KvhiveError:
         return "router"

@@ -45,8 +45,10 @@ class Rig:
 
 
 @contextlib.contextmanager
-def running_rig(workers: int, step_s: float, model: str = "demo") -> Iterator[Rig]:
-    """Start it all, and end it all. Raises ClusterError where something does not start."""
+def running_rig(
+    workers: int, step_s: float, model: str = "demo", max_context: int = MAX_CONTEXT, simulated: bool = False
+) -> Iterator[Rig]:
+    """Start it all, and end it all; see StubSpec. Raises ClusterError where something does not start."""
     path = resolve_model(model)
     vocab_size = TextTokenizer.load(path).vocab_size
     token = secrets.token_urlsafe(16)
@@ -54,7 +56,7 @@ def running_rig(workers: int, step_s: float, model: str = "demo") -> Iterator[Ri
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvhive-bench-")))
         redis = stack.enter_context(EmbeddedRedis(folder / "redis"))
         ready = folder / "workers.json"
-        stubs = StubSpec(redis.url, token, workers, step_s, vocab_size, str(ready))
+        stubs = StubSpec(redis.url, token, workers, step_s, vocab_size, str(ready), max_context, simulated)
         stub = stack.enter_context(_stub_process(folder, stubs))
         config = parse_config(
             {"cluster": "bench", "router": {"max_concurrent_requests": 1024}, "redis": {"lease_s": 30.0}}
@@ -66,14 +68,14 @@ def running_rig(workers: int, step_s: float, model: str = "demo") -> Iterator[Ri
             model_path=str(path),
             model_name="stub",
             model_identity=IDENTITY.hex(),
-            max_context=MAX_CONTEXT,
+            max_context=max_context,
             vocab_size=vocab_size,
             ready_file=str(folder / "ready.json"),
         )
         started: list[ProcessId] = []
         stack.callback(_end, started)
         endpoints = start_router(folder, spec, lambda process: started.extend([process] if process else []))
-        wait_routable(endpoints.grpc, workers)
+        wait_routable(endpoints.grpc, token, workers)
         addresses = json.loads(ready.read_text())
         yield Rig(endpoints.http, endpoints.grpc, addresses, token, started[0].pid, stub)
 

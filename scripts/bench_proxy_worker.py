@@ -32,6 +32,7 @@ from kvhive.worker.model_runner import Chunk, ChunkResult, ModelShape
 from kvhive.worker.scheduler import Scheduler, SchedulerLimits
 from kvhive.worker.server import GRPC_OPTIONS
 from kvhive.worker.service import ClusterTokenGuard, WorkerService
+from kvhive.worker.simulated_runner import SimulatedRunner
 
 BLOCK_SIZE = 16
 MAX_CONTEXT = 8192
@@ -53,6 +54,9 @@ class StubSpec:
     vocab_size: int
     ready_file: str
     """Gets the address of each worker by its id, once all serve."""
+    max_context: int = MAX_CONTEXT
+    simulated: bool = False
+    """Whether tokens and log-probabilities are made up from the prompt, as fast as that goes."""
 
     def save(self, path: Path) -> None:
         """Write it for this user only."""
@@ -71,8 +75,8 @@ class PacedRunner:
     device = "none"
     overlaps = False
 
-    def __init__(self, step_s: float, vocab_size: int) -> None:
-        self.shape = ModelShape(vocab_size, MAX_CONTEXT, 1, 1, 1, 4)
+    def __init__(self, step_s: float, vocab_size: int, max_context: int) -> None:
+        self.shape = ModelShape(vocab_size, max_context, 1, 1, 1, 4)
         self._step_s = step_s
         self._due = 0.0
 
@@ -92,10 +96,18 @@ class PacedRunner:
         return 1000 + (chunk.start + len(chunk.token_ids)) % (self.shape.vocab_size - 1000)
 
 
+class HealthyRunner(SimulatedRunner):
+    """No token of its vocabulary is poison."""
+
+    POISON = 2**31
+
+
 async def _serve_one(spec: StubSpec, number: int, stack: contextlib.AsyncExitStack) -> tuple[str, str]:
     """Start one worker; return its id and address."""
     worker_id = f"stub{number}"
-    runner = PacedRunner(spec.step_s, spec.vocab_size)
+    runner: PacedRunner | HealthyRunner = PacedRunner(spec.step_s, spec.vocab_size, spec.max_context)
+    if spec.simulated:
+        runner = HealthyRunner(POOL_BLOCKS, BLOCK_SIZE, spec.vocab_size, spec.max_context)
     manager = KvCacheManager(BlockPool(POOL_BLOCKS), BLOCK_SIZE, root_hash(IDENTITY), time.monotonic)
     service = WorkerService(worker_id, runner.shape)
     redis = open_index(spec.redis_url, 2.0)
@@ -109,7 +121,7 @@ async def _serve_one(spec: StubSpec, number: int, stack: contextlib.AsyncExitSta
         model="stub",
         model_identity=IDENTITY.hex(),
         block_size=BLOCK_SIZE,
-        max_context=MAX_CONTEXT,
+        max_context=spec.max_context,
         vocab_size=spec.vocab_size,
         state=WorkerState.SERVING,
         device=runner.device,
@@ -118,7 +130,7 @@ async def _serve_one(spec: StubSpec, number: int, stack: contextlib.AsyncExitSta
     publisher = KvEventPublisher(
         redis, IndexKeys("bench"), record, LEASE_S, heartbeat_s=0.5, load=lambda: engine.load
     )
-    limits = SchedulerLimits(MAX_CONTEXT, 64, 1024)
+    limits = SchedulerLimits(spec.max_context, 64, 1024)
     hooks = EngineHooks(service.deliver, publisher.add)
     engine = Engine(runner, Scheduler(manager, limits), hooks, time.monotonic)
     engine.calibrate((16, 64, 256))

@@ -1,4 +1,4 @@
-"""The command line: `kvhive up | down | status | drain | scale | generate | chat | prewarm | simulate | ...`.
+"""The command line: `kvhive up | down | status | drain | scale | generate | chat | prewarm | keys | ...`.
 
 Each command finds its cluster by the state that `up` wrote. Errors are one line on stderr and exit status
 1; wrong usage is 2. What only one command needs (ray, torch, grpc) is imported in that command.
@@ -18,6 +18,7 @@ import click
 from kvhive.proto.errors import ClusterError, KvhiveError
 from kvhive.scripts.cluster_state import StateFolder, choose_cluster, state_root
 from kvhive.scripts.completion import SamplingFlags, sampling_flags
+from kvhive.scripts.keys_command import keys
 from kvhive.scripts.sim_options import SimulateOptions, simulate_flags
 
 _INTERRUPTED = 130
@@ -68,12 +69,19 @@ def cli() -> None:
     help="host:port of a running Ray cluster [env: RAY_ADDRESS]. By default a local one is started.",
 )
 @click.option("--foreground", is_flag=True, help="Stay, and stop the cluster on Ctrl-C.")
+@click.option("--allow-open", is_flag=True, help="Listen beyond loopback without keys (router.allow_open).")
 def up(
-    file: Path | None, name: str | None, overrides: tuple[str, ...], address: str, foreground: bool
+    file: Path | None,
+    name: str | None,
+    overrides: tuple[str, ...],
+    address: str,
+    foreground: bool,
+    allow_open: bool,
 ) -> None:
     """Start a cluster as FILE says (default: ./cluster.yaml, or else all defaults)."""
     from kvhive.scripts import up_command
 
+    overrides += ("router.allow_open=true",) * allow_open
     config = up_command.read_config(file, name, overrides)
     folder = StateFolder(state_root(os.environ), config.cluster)
     up_command.run(config, folder, address, foreground)
@@ -116,7 +124,8 @@ def down(name: str | None, grace_s: float, forget: bool) -> None:
 @json_option
 def status(name: str | None, as_json: bool) -> None:
     """Show the workers, their caches and the endpoints."""
-    from kvhive.scripts.client import RouterClient
+    from kvhive.client import ONCE, Client
+    from kvhive.scripts.cluster_access import operators_key
     from kvhive.scripts.control_socket import ask
     from kvhive.scripts.status_report import status_document, status_lines
 
@@ -125,7 +134,7 @@ def status(name: str | None, as_json: bool) -> None:
         fleet = ask(Path(state.runtime_dir), {"do": "fleet"})
     except ClusterError:
         fleet = None  # the router knows most of it
-    with RouterClient(state.grpc) as client:
+    with Client(state.grpc, api_key=operators_key(state), retry=ONCE) as client:
         document = status_document(state, client.cluster(), fleet)
     click.echo(json.dumps(document, indent=2) if as_json else "\n".join(status_lines(document)))
 
@@ -199,7 +208,18 @@ def prewarm(
 
     text = sys.stdin.read() if prompt == "-" else prompt
     wanted = prewarm_command.Wanted(text, system, cache_salt, workers, ttl_s)
-    prewarm_command.run(_folder(name).require().grpc, wanted, as_json)
+    prewarm_command.run(_folder(name).require(), wanted, as_json)
+
+
+@cli.command()
+@cluster_option
+@json_option
+@click.argument("request_id")
+def explain(name: str | None, as_json: bool, request_id: str) -> None:
+    """Say why REQUEST_ID went where it did, as far back as the router remembers."""
+    from kvhive.scripts import explain_command
+
+    explain_command.run(_folder(name).require(), request_id, as_json)
 
 
 @cli.command()
@@ -218,6 +238,9 @@ def chat(name: str | None, as_json: bool, flags: SamplingFlags, system: str, mes
         completion.run(state, completion.chat_request(turns, flags), as_json)
     else:
         completion.converse(state, system, flags)
+
+
+cli.add_command(keys)
 
 
 @cli.group()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from kvhive.scripts.cluster_access import callers_key
 from kvhive.scripts.cluster_state import ClusterState
 
 if TYPE_CHECKING:
@@ -90,40 +91,41 @@ def chat_request(turns: Sequence[tuple[str, str]], flags: SamplingFlags) -> pb.G
     return request
 
 
-def ask(target: str, request: pb.GenerateRequest, show: Callable[[str], None]) -> Answer:
+def ask(state: ClusterState, request: pb.GenerateRequest, show: Callable[[str], None]) -> Answer:
     """Send a request, show its text as it comes, and return the whole answer. Raises KvhiveError."""
-    from kvhive.proto.v1 import inference_pb2 as pb
-    from kvhive.scripts.client import RouterClient
+    from google.protobuf.json_format import MessageToDict
 
-    answer, pieces = Answer(), list[str]()
-    began = time.monotonic()
-    with RouterClient(target) as client:
-        for response in client.generate(request):
-            kind = response.WhichOneof("event")
-            if kind == "started":
-                answer.request_id = response.started.request_id
-                answer.worker_id = response.started.worker_id
-            elif kind == "delta":
-                answer.ttft_s = answer.ttft_s or time.monotonic() - began
-                pieces.append(response.delta.text)
-                show(response.delta.text)
-            elif kind == "finished":
-                reason = pb.FinishReason.Name(response.finished.reason)
-                answer.finish_reason = reason.removeprefix("FINISH_REASON_").lower()
-                usage = response.finished.usage
-                answer.usage = {f.name: getattr(usage, f.name) for f in usage.DESCRIPTOR.fields}
-    answer.total_s = time.monotonic() - began
-    answer.text = "".join(pieces)
-    return answer
+    from kvhive.client import ONCE, Client
+    from kvhive.client import Answer as Brought
+    from kvhive.proto.v1 import inference_pb2 as pb
+
+    brought, ttft_s, began = Brought(), 0.0, time.monotonic()
+    with Client(state.grpc, api_key=callers_key(state), retry=ONCE) as client:
+        for event in client.send(request):
+            brought.take(event)
+            if isinstance(event, pb.Delta):
+                ttft_s = ttft_s or time.monotonic() - began
+                show(event.text)
+    return Answer(
+        request_id=brought.request_id,
+        worker_id=brought.worker_id,
+        text=brought.text,
+        finish_reason=brought.choices[0].reason,
+        ttft_s=ttft_s,
+        total_s=time.monotonic() - began,
+        usage=MessageToDict(
+            brought.usage, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        ),
+    )
 
 
 def run(state: ClusterState, request: pb.GenerateRequest, as_json: bool) -> None:
     """Ask once and print: the text on stdout with the usage line on stderr, or one JSON object."""
     if as_json:
-        answer = ask(state.grpc, request, lambda text: None)
+        answer = ask(state, request, lambda text: None)
         click.echo(json.dumps({name: getattr(answer, name) for name in Answer.__slots__}))
         return
-    answer = ask(state.grpc, request, _write)
+    answer = ask(state, request, _write)
     _finish(answer, sys.stderr)
 
 
@@ -139,7 +141,7 @@ def converse(state: ClusterState, system: str, flags: SamplingFlags) -> None:
         if not message:
             continue
         turns.append(("user", message))
-        answer = ask(state.grpc, chat_request(turns, flags), _write)
+        answer = ask(state, chat_request(turns, flags), _write)
         _finish(answer, sys.stderr)
         turns.append(("assistant", answer.text))
 

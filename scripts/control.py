@@ -19,6 +19,7 @@ from pathlib import Path
 from kvhive.proto.config import ClusterConfig, parse_config
 from kvhive.proto.errors import ClusterError, KvhiveError
 from kvhive.proto.index_schema import IndexKeys
+from kvhive.router.auth.cluster_secret import operator_key
 from kvhive.router.redis_connection import open_redis
 from kvhive.router.worker_registry import ModelSpec, WorkerRegistry
 from kvhive.scripts.autoscaler import Autoscaler
@@ -134,7 +135,7 @@ async def _controller(
             clock=time.monotonic,
             lease_s=config.redis.lease_s,
         )
-        routers = RouterPoll(Path(spec.runtime_dir) / READY_FILE)
+        routers = RouterPoll(Path(spec.runtime_dir) / READY_FILE, operator_key(spec.cluster_token))
         scaling = config.autoscaling
         policy = Autoscaler(scaling, memory.wanted, routers.counts) if scaling.enabled else None
         controller = Controller(memory, around, workers.warm_s if workers.transfer.enabled else 0.0, policy)

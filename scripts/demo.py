@@ -111,7 +111,7 @@ def _ask_all(state: ClusterState) -> list[Answer]:
     for number, question in enumerate(QUESTIONS, 1):
         click.echo(f"\n[{number}/{len(QUESTIONS)}] {question}")
         turns = [("system", SYSTEM_PROMPT), ("user", question)]
-        answer = ask(state.grpc, chat_request(turns, flags), _write)
+        answer = ask(state, chat_request(turns, flags), _write)
         click.echo(f"\n{answer.summary()}")
         answers.append(answer)
     click.echo()

@@ -17,14 +17,17 @@ SOURCES = Path(__file__).resolve().parent.parent / "proto" / "v1"
 PACKAGE = "kvhive/proto/v1"
 
 
+def protoc_includes() -> list[str]:
+    """Return the arguments that tell protoc where our files are, and Google's."""
+    return [f"-I{PACKAGE}={SOURCES}", f"-I{resources.files('grpc_tools') / '_proto'}"]
+
+
 def generate(target: Path) -> dict[str, str]:
     """Run protoc into `target`; return the generated text by file name. Raises RuntimeError."""
-    well_known = str(resources.files("grpc_tools") / "_proto")
     names = sorted(path.name for path in SOURCES.glob("*.proto"))
     arguments = [
         "protoc",
-        f"-I{PACKAGE}={SOURCES}",
-        f"-I{well_known}",
+        *protoc_includes(),
         f"--python_out={target}",
         f"--pyi_out={target}",
         f"--grpc_python_out={target}",

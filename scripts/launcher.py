@@ -194,5 +194,5 @@ def _start_router(start: Start) -> None:
     )
     ready = start_router(start.runtime_dir, spec, started=lambda process: start.note(router=process))
     start.note(grpc=ready.grpc, http=ready.http)
-    wait_routable(ready.grpc, len(state.workers))
+    wait_routable(ready.grpc, state.cluster_token, len(state.workers))
     start.report("router", "ready")

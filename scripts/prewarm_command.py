@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from kvhive.proto.v1 import inference_pb2 as pb
-from kvhive.scripts.client import RouterClient
+from kvhive.client import ONCE, Chat, ChatMessage, Client, PrewarmOptions, Prompt
+from kvhive.scripts.cluster_access import callers_key
+from kvhive.scripts.cluster_state import ClusterState
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +26,19 @@ class Wanted:
     """How long it is to be kept after its last use; None: as long as there is room."""
 
 
-def run(target: str, wanted: Wanted, as_json: bool) -> None:
+def run(state: ClusterState, wanted: Wanted, as_json: bool) -> None:
     """Ask, wait and print. Raises KvhiveError; click.BadParameter for a number that has no encoding."""
     if not 0 <= wanted.workers < 2**32:
         raise click.BadParameter(f"workers: must be between 1 and 64, is {wanted.workers}")
-    request = pb.PrewarmRequest(cache_salt=wanted.cache_salt, workers=wanted.workers, ttl_s=wanted.ttl_s)
-    if wanted.system is None:
-        request.text = wanted.text
-    else:
-        request.chat.messages.add(role="system", content=wanted.system)
-        request.chat.messages.add(role="user", content=wanted.text)
-    with RouterClient(target) as client:
-        answer = client.prewarm(request)
+    prompt: Prompt = wanted.text
+    if wanted.system is not None:
+        turns = [("system", wanted.system), ("user", wanted.text)]
+        prompt = Chat(messages=[ChatMessage(role=role, content=content) for role, content in turns])
+    options: PrewarmOptions = {"cache_salt": wanted.cache_salt, "workers": wanted.workers}
+    if wanted.ttl_s is not None:
+        options["ttl_s"] = wanted.ttl_s
+    with Client(state.grpc, api_key=callers_key(state), retry=ONCE) as client:
+        answer = client.prewarm(prompt, **options)
     rows = [{f.name: getattr(worker, f.name) for f in worker.DESCRIPTOR.fields} for worker in answer.workers]
     if as_json:
         click.echo(json.dumps({"prompt_tokens": answer.prompt_tokens, "workers": rows}))

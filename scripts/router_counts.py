@@ -8,6 +8,7 @@ from pathlib import Path
 
 import grpc
 
+from kvhive.client.connection import key_metadata
 from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.proto.v1 import inference_pb2_grpc
 from kvhive.router.autoscaling_signals import RouterCounts
@@ -21,8 +22,9 @@ _OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", 6
 class RouterPoll:
     """Follows the router of one runtime directory, wherever it listens. For one event loop."""
 
-    def __init__(self, ready_file: Path) -> None:
+    def __init__(self, ready_file: Path, api_key: str) -> None:
         self._ready_file = ready_file
+        self._metadata = key_metadata(api_key)
         self._counts: dict[str, RouterCounts] = {}
 
     def counts(self) -> dict[str, RouterCounts]:
@@ -42,17 +44,19 @@ class RouterPoll:
                             await channel.close()
                         target, channel = now, grpc.aio.insecure_channel(now, options=_OPTIONS)
                 if channel is not None:
-                    self._counts = await _ask(channel)
+                    self._counts = await _ask(channel, self._metadata)
                 await asyncio.sleep(INTERVAL_S)
         finally:
             if channel is not None:
                 await channel.close()
 
 
-async def _ask(channel: grpc.aio.Channel) -> dict[str, RouterCounts]:
+async def _ask(channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...]) -> dict[str, RouterCounts]:
     stub = inference_pb2_grpc.InferenceStub(channel)
     try:
-        answer: pb.GetClusterResponse = await stub.GetCluster(pb.GetClusterRequest(), timeout=_TIMEOUT_S)
+        answer: pb.GetClusterResponse = await stub.GetCluster(
+            pb.GetClusterRequest(), timeout=_TIMEOUT_S, metadata=metadata
+        )
     except grpc.aio.AioRpcError:
         return {}
     router = answer.router

@@ -15,8 +15,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from kvhive.client import ONCE, Client
 from kvhive.proto.errors import ClusterError, Unavailable
-from kvhive.scripts.client import RouterClient
+from kvhive.router.auth.cluster_secret import operator_key
 from kvhive.scripts.detached_process import launch_module
 from kvhive.scripts.log_tail import last_line
 from kvhive.scripts.owned_processes import ProcessId, identify
@@ -116,14 +117,14 @@ def start_router(
     return ReadyRouter.load(ready)
 
 
-def wait_routable(grpc_target: str, count: int) -> None:
+def wait_routable(grpc_target: str, cluster_token: str, count: int) -> None:
     """Wait until the router sends requests to `count` workers. Raises ClusterError after 30 s.
 
     A worker whose model files or block size are not the router's is never routable.
     """
     deadline = time.monotonic() + _ROUTABLE_TIMEOUT_S
     routable = 0
-    with RouterClient(grpc_target) as client:
+    with Client(grpc_target, api_key=operator_key(cluster_token), retry=ONCE) as client:
         while True:
             try:
                 routable = sum(worker.routable for worker in client.cluster().workers)

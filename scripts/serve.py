@@ -10,6 +10,7 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import signal
 import sys
 from importlib.metadata import version
@@ -22,6 +23,8 @@ from kvhive.router.doors import RouterEndpoints
 from kvhive.scripts.router_process import ReadyRouter, RouterSpec
 from kvhive.scripts.stop_grace import read_grace
 
+OPEN_FILES = 65_536
+"""For all connections that both doors take (4096 each), and those to workers. The usual 1024 are too few."""
 COLLECT_AFTER = 20_000
 """Objects that were made and are still there, before the garbage collector looks among them for cycles."""
 
@@ -36,6 +39,7 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         print("usage: python -m kvhive.scripts.serve <router.json>", file=sys.stderr)
         return 2
+    _allow_open_files()
     spec = RouterSpec.load(Path(arguments[0]))
     try:
         asyncio.run(_run(spec))
@@ -43,6 +47,14 @@ def main(arguments: list[str]) -> int:
         print(f"router: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _allow_open_files() -> None:
+    """Raise the soft limit as far as the hard one lets us."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _run(spec: RouterSpec) -> None:

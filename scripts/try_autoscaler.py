@@ -27,8 +27,9 @@ from typing import Any
 
 import click
 
+from kvhive.client import ONCE, Client
 from kvhive.proto.errors import ClusterError, KvhiveError
-from kvhive.scripts.client import RouterClient
+from kvhive.scripts.cluster_access import operators_key
 from kvhive.scripts.cluster_state import StateFolder
 from kvhive.scripts.control_socket import ask
 from kvhive.scripts.log_tail import last_line
@@ -197,7 +198,7 @@ class Cluster:
     def status(self) -> dict[str, Any]:
         """Return what `kvhive status --json` prints, for less. Raises KvhiveError."""
         state = self._state.require()
-        with RouterClient(state.grpc) as client:
+        with Client(state.grpc, api_key=operators_key(state), retry=ONCE) as client:
             fleet = ask(Path(state.runtime_dir), {"do": "fleet"})
             return status_document(state, client.cluster(), fleet)
 

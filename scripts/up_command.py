@@ -15,6 +15,7 @@ import yaml
 
 from kvhive.proto.config import ClusterConfig, load_config, parse_config, to_mapping
 from kvhive.proto.errors import ClusterError, ConfigError
+from kvhive.router.auth.key_file import read_keys
 from kvhive.router.chat.tools.by_name import tool_form
 from kvhive.router.policies import make_policy
 from kvhive.scripts.adoption import adopt, can_adopt
@@ -46,7 +47,13 @@ def read_config(file: Path | None, name: str | None, overrides: Sequence[str]) -
         _apply(section, override)
     if name is not None:
         section["cluster"] = name
-    return parse_config(section)
+    keys_file = section["access"]["keys_file"]
+    if isinstance(keys_file, str) and keys_file:  # it must mean the same from wherever it is read
+        section["access"]["keys_file"] = str(Path(keys_file).expanduser().absolute())
+    config = parse_config(section)
+    if config.access.keys_file:
+        read_keys(Path(config.access.keys_file))  # a bad line is said before anything starts
+    return config
 
 
 def run(config: ClusterConfig, folder: StateFolder, address: str, foreground: bool) -> None:

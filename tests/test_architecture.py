@@ -223,7 +223,7 @@ def test_the_command_line_starts_without_ray_torch_or_grpc() -> None:
 
 def test_importing_what_a_status_needs_brings_neither_torch_nor_ray() -> None:
     loaded = modules_after(
-        "import kvhive.scripts.cli, kvhive.scripts.client, kvhive.scripts.completion, kvhive.scripts.teardown"
+        "import kvhive.scripts.cli, kvhive.client, kvhive.scripts.completion, kvhive.scripts.teardown"
     )
     assert not loaded & {"torch", "ray"}
 

@@ -40,7 +40,8 @@ class ChatRenderer:
 
         Raises InvalidRequest when the template refuses it, or parameters are no JSON object.
         """
-        if tools or bool([m for m in messages if m.tool_calls or m.role == "tool"]):
+        of_tools = [m for m in messages if m.tool_calls or m.role == "tool"]
+        if tools or of_tools:
             if self._knows_tools:
                 if self._wants_short_ids:
                     messages = [with_short_ids(message) for message in messages]

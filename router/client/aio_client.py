@@ -13,7 +13,7 @@ from typing import Any, Unpack
 import grpc
 
 from kvhive.client.answers import Answer
-from kvhive.client.connection import ADMIN_TIMEOUT_S, OPTIONS, Address
+from kvhive.client.connection import ADMIN_TIMEOUT_S, OPTIONS, TOKENIZE_TIMEOUT_S, Address
 from kvhive.client.failures import failure
 from kvhive.client.messages import (
     Event,
@@ -110,13 +110,14 @@ class AsyncClient:
 
     async def tokenize(self, prompt: str | pb.Chat, *, model: str = "") -> list[int]:
         """Return the token ids that `generate` would compute."""
-        answer: pb.TokenizeResponse = await self._call(self._stub.Tokenize, tokenize_request(prompt, model))
+        request = tokenize_request(prompt, model)
+        answer: pb.TokenizeResponse = await self._call(self._stub.Tokenize, request, TOKENIZE_TIMEOUT_S)
         return list(answer.token_ids)
 
     async def detokenize(self, token_ids: Sequence[int], *, model: str = "") -> str:
         """Return the text of token ids, special tokens included."""
         request = pb.DetokenizeRequest(token_ids=token_ids, model=model)
-        answer: pb.DetokenizeResponse = await self._call(self._stub.Detokenize, request)
+        answer: pb.DetokenizeResponse = await self._call(self._stub.Detokenize, request, TOKENIZE_TIMEOUT_S)
         return answer.text
 
     async def models(self) -> list[pb.Model]:

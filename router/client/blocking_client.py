@@ -11,7 +11,7 @@ from typing import Any, Unpack
 import grpc
 
 from kvhive.client.answers import Answer
-from kvhive.client.connection import ADMIN_TIMEOUT_S, OPTIONS, Address
+from kvhive.client.connection import ADMIN_TIMEOUT_S, OPTIONS, TOKENIZE_TIMEOUT_S, Address
 from kvhive.client.failures import failure
 from kvhive.client.messages import (
     Event,
@@ -105,13 +105,14 @@ class Client:
 
     def tokenize(self, prompt: str | pb.Chat, *, model: str = "") -> list[int]:
         """Return the token ids that `generate` would compute."""
-        answer: pb.TokenizeResponse = self._call(self._stub.Tokenize, tokenize_request(prompt, model))
+        request = tokenize_request(prompt, model)
+        answer: pb.TokenizeResponse = self._call(self._stub.Tokenize, request, TOKENIZE_TIMEOUT_S)
         return list(answer.token_ids)
 
     def detokenize(self, token_ids: Sequence[int], *, model: str = "") -> str:
         """Return the text of token ids, special tokens included."""
         request = pb.DetokenizeRequest(token_ids=token_ids, model=model)
-        answer: pb.DetokenizeResponse = self._call(self._stub.Detokenize, request)
+        answer: pb.DetokenizeResponse = self._call(self._stub.Detokenize, request, TOKENIZE_TIMEOUT_S)
         return answer.text
 
     def models(self) -> list[pb.Model]:

@@ -19,8 +19,15 @@ OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.max_pings_without_data", 0),
 ]
 
-ADMIN_TIMEOUT_S = 30.0
+ADMIN_TIMEOUT_S = 10.0
 """Of calls that compute nothing."""
+TOKENIZE_TIMEOUT_S = 60.0
+"""Of those that only tokenise."""
+
+
+def key_metadata(api_key: str) -> tuple[tuple[str, str], ...]:
+    """Return the metadata that shows a key; nothing for an empty one."""
+    return (("authorization", f"Bearer {api_key}"),) if api_key else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,4 +42,4 @@ class Address:
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """What every call carries."""
-        return (("authorization", f"Bearer {self.api_key}"),) if self.api_key else ()
+        return key_metadata(self.api_key)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -12,11 +11,14 @@ from starlette.routing import Route
 
 from kvhive.proto.errors import InvalidRequest, KvhiveError
 from kvhive.router.frontend import ModelInfo, TokenizingFrontend
-from kvhive.router.http_body import OFF_LOOP_BYTES, BodyTimeout, parse_object, read_body
+from kvhive.router.http_body import BodyTimeout, parsed, read_body
 from kvhive.router.http_door import Endpoint
+from kvhive.router.http_headers import cache_key_of
 from kvhive.router.openai.chat_request import parse_chat_completion
 from kvhive.router.openai.exchange import CompletionExchange
-from kvhive.router.openai.fields import CACHE_KEY_HEADER, CompletionRequest, with_cache_key
+from kvhive.router.openai.field_policy import ignored_header
+from kvhive.router.openai.fields import CompletionRequest, with_cache_key
+from kvhive.router.openai.openapi import openapi_document
 from kvhive.router.openai.response import (
     AnswerShape,
     ChatShape,
@@ -26,6 +28,7 @@ from kvhive.router.openai.response import (
 )
 from kvhive.router.openai.text_request import parse_text_completion
 from kvhive.router.openai.text_response import TextShape
+from kvhive.router.openai.tokens import parse_detokenize, parse_tokenize, tokenized
 from kvhive.router.request import check_request_id
 
 
@@ -48,6 +51,9 @@ class OpenAIDoor:
         """See HttpDoor."""
         return [
             *(Route(path, end, methods=["POST"]) for path, end in self.completions().items()),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
+            Route("/openapi.json", self.describe),
             Route("/v1/models", self.list_models),
             Route("/v1/models/{name:path}", self.get_model),
         ]
@@ -67,18 +73,66 @@ class OpenAIDoor:
         """POST /v1/completions."""
         return await self._complete(request, parse_text_completion, TextShape)
 
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize."""
+
+        async def answer(request_id: str) -> Response:
+            asked = await parsed(await self._body(request), parse_tokenize)
+            model = self._model(asked.model)
+            if model is None:
+                return model_not_found(asked.model)
+            body = await tokenized(self._frontend, asked, model)
+            return JSONResponse(body, headers=ignored_header(asked.ignored))
+
+        return await self._guarded(request, answer)
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize."""
+
+        async def answer(request_id: str) -> Response:
+            asked = await parsed(await self._body(request), parse_detokenize)
+            if self._model(asked.model) is None:
+                return model_not_found(asked.model)
+            text = await self._frontend.detokenize(asked.token_ids, asked.model)
+            return JSONResponse({"prompt": text}, headers=ignored_header(asked.ignored))
+
+        return await self._guarded(request, answer)
+
+    async def describe(self, request: Request) -> Response:
+        """GET /openapi.json."""
+        return JSONResponse(openapi_document(self._frontend.models()[0]))
+
     async def _complete(
         self,
         request: Request,
         parse: Callable[[dict[str, Any], str], CompletionRequest],
         shape: Callable[[str, str, int], AnswerShape],
     ) -> Response:
+        async def answer(request_id: str) -> Response:
+            asked = await parsed(await self._body(request), lambda fields: parse(fields, request_id))
+            asked = with_cache_key(asked, cache_key_of(request.headers))
+            model = self._model(asked.request.model)
+            if model is None:
+                return model_not_found(asked.request.model)
+            created = int(self._now())
+            return CompletionExchange(
+                self._frontend,
+                asked,
+                lambda known: shape(known, model.name, created),
+                lambda: self._timed_out("slow_reader"),
+            )
+
+        return await self._guarded(request, answer)
+
+    async def _body(self, request: Request) -> bytes:
+        return await read_body(request, self._max_body_bytes)
+
+    async def _guarded(self, request: Request, answer: Callable[[str], Awaitable[Response]]) -> Response:
+        """Answer, given the request's id; an error on the way becomes a whole response."""
         request_id = request.headers.get("x-request-id", "")
         try:
             check_request_id("x-request-id", request_id)
-            body = await read_body(request, self._max_body_bytes)
-            asked = await _off_loop_if_large(body, lambda: parse(parse_object(body), request_id))
-            asked = with_cache_key(asked, request.headers.get(CACHE_KEY_HEADER, ""))
+            return await answer(request_id)
         except InvalidRequest as error:
             return error_response(error, request_id if error.field != "x-request-id" else "")
         except KvhiveError as error:
@@ -87,16 +141,6 @@ class OpenAIDoor:
             return error_response(error, request_id)
         except ClientDisconnect:
             return Response(status_code=400)  # nobody is there to read it
-        model = self._model(asked.request.model)
-        if model is None:
-            return model_not_found(asked.request.model)
-        created = int(self._now())
-        return CompletionExchange(
-            self._frontend,
-            asked,
-            lambda known: shape(known, model.name, created),
-            lambda: self._timed_out("slow_reader"),
-        )
 
     async def list_models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -111,7 +155,3 @@ class OpenAIDoor:
     def _model(self, name: str) -> ModelInfo | None:
         """Return the named model, the first one for an empty name, or None."""
         return next((model for model in self._frontend.models() if name in ("", model.name)), None)
-
-
-async def _off_loop_if_large(body: bytes, parse: Callable[[], CompletionRequest]) -> CompletionRequest:
-    return parse() if len(body) <= OFF_LOOP_BYTES else await asyncio.to_thread(parse)

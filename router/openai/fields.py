@@ -1,57 +1,29 @@
 """The fields that the bodies of both of OpenAI's completion endpoints share, read strictly.
 
 Strict: "5" is not a number, and a field that would change the answer but is not supported is refused by
-name, never ignored. What a caller's SDK sends without consequence here is listed and ignored. Limits are
-checked behind this door, by `validate_request`, as for gRPC.
+name, never ignored (`field_policy`). Limits are checked behind this door, by `validate_request`, as for gRPC.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvhive.proto.errors import InvalidRequest
 from kvhive.router.field_checks import spell_text
 from kvhive.router.http_body import json_type
+from kvhive.router.http_headers import CACHE_KEY_HEADER
+from kvhive.router.json_fields import number, typed
+from kvhive.router.openai.field_policy import IGNORED_STREAM_OPTIONS, GivenFields, spell_name
+from kvhive.router.openai.output_format import read_grammar
 from kvhive.router.request import GenerateRequest, Prompt
 from kvhive.router.sampling_params import SamplingParams
-
-CACHE_KEY_HEADER = "x-kvhive-cache-key"
-"""For clients whose SDK has no prompt_cache_key; in the body it goes first."""
 
 DEFAULT_TEMPERATURE = 1.0
 """OpenAI's default, so that its clients find what they know; over gRPC the default is 0."""
 
-_SHARED = {
-    "model",
-    "stream",
-    "stream_options",
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "cache_salt",
-    "prompt_cache_key",
-    "n",
-    "logprobs",
-    "logit_bias",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "typical_p",
-    "min_tokens",
-    "priority",
-    "user",
-    "safety_identifier",
-}
-_IGNORED = {"metadata", "store", "service_tier", "prompt_cache_retention"}
 SPELLINGS = {"cache_key": "prompt_cache_key", "request_id": "x-request-id", "tenant": "user"}
 """What fields of the internal request are called in both bodies, where that is something else."""
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
@@ -67,34 +39,17 @@ class CompletionRequest:
     include_usage: bool
     echo: bool = False
     """Whether each choice begins with its prompt."""
-    spell: Callable[[int, str], str] = lambda prompt, field: field
+    spell: Callable[[int, str], str] = field(default=lambda prompt, name: name, compare=False)
     """(which prompt, a field of the internal request) -> what this body calls it."""
+    prewarm: bool = False
+    """Whether the prompts are only to be cached; the answers are empty."""
+    ignored: tuple[str, ...] = ()
+    """Fields that changed nothing."""
 
     @property
     def request(self) -> GenerateRequest:
         """The first, or only, request: what the others share is read from it."""
         return self.requests[0]
-
-
-def given_fields(
-    body: Mapping[str, Any], supported: set[str], neutral: Mapping[str, tuple[object, ...]]
-) -> dict[str, Any]:
-    """Return the fields that are not null. Raises InvalidRequest for one that is not supported.
-
-    `supported` adds to the fields that both endpoints have. A field of `neutral` may have those values alone:
-    they ask for nothing.
-    """
-    given = {name: value for name, value in body.items() if value is not None}
-    for name, value in given.items():
-        if name in _SHARED or name in supported or name in _IGNORED:
-            continue
-        if name not in neutral:
-            raise InvalidRequest(ascii(name[:64])[1:-1], "is not supported")
-        # A boolean equals a number in Python but not in JSON.
-        if not any(value == n and isinstance(value, bool) == isinstance(n, bool) for n in neutral[name]):
-            only = " or ".join(repr(n) for n in neutral[name])
-            raise InvalidRequest(name, f"is not supported, other than {only}")
-    return given
 
 
 def generate_request(
@@ -114,21 +69,14 @@ def generate_request(
     )
 
 
-def with_cache_key(asked: CompletionRequest, header: str) -> CompletionRequest:
-    """Return it with the cache_key of a header, where there is one and the body names none.
-
-    Raises InvalidRequest where its bytes, which a server hands on as Latin-1, are not UTF-8.
-    """
-    if not header or asked.request.cache_key:
+def with_cache_key(asked: CompletionRequest, key: str) -> CompletionRequest:
+    """Return it with the cache_key of its headers, where there is one and the body names none."""
+    if not key or asked.request.cache_key:
         return asked
-    try:
-        key = header.encode("latin-1").decode()
-    except UnicodeError:
-        raise InvalidRequest(CACHE_KEY_HEADER, f"must be UTF-8, is {spell_text(header)}") from None
     return replace(
         asked,
         requests=tuple(replace(request, cache_key=key) for request in asked.requests),
-        spell=lambda prompt, field: CACHE_KEY_HEADER if field == "cache_key" else asked.spell(prompt, field),
+        spell=lambda prompt, name: CACHE_KEY_HEADER if name == "cache_key" else asked.spell(prompt, name),
     )
 
 
@@ -151,38 +99,25 @@ def sampling_fields(given: Mapping[str, Any], max_tokens: int | None, logprobs: 
         logit_bias=_logit_bias(given),
         min_tokens=typed(given, "min_tokens", int, 0),
         logprobs=logprobs,
+        grammar=read_grammar(given),
     )
 
 
-def stream_fields(given: Mapping[str, Any]) -> tuple[bool, bool]:
+def stream_fields(given: GivenFields) -> tuple[bool, bool]:
     """Return (whether to stream, whether the stream ends with its usage). Raises InvalidRequest."""
     stream = bool(typed(given, "stream", bool, False))
     options: dict[str, Any] = typed(given, "stream_options", dict, {})
     if options and not stream:
         raise InvalidRequest("stream_options", "is only allowed with stream: true")
+    for name in options:
+        if name in IGNORED_STREAM_OPTIONS:
+            given.ignore(f"stream_options.{name}")
+        elif name != "include_usage":
+            raise InvalidRequest(f"stream_options.{spell_name(name)}", "is not supported")
     value = options.get("include_usage")
     if value is not None and not isinstance(value, bool):
         raise InvalidRequest("stream_options.include_usage", f"must be a boolean, is {json_type(value)}")
     return stream, bool(value)
-
-
-def number(given: Mapping[str, Any], name: str, default: float) -> float:
-    """Return a number, or the default. Raises InvalidRequest."""
-    value = given.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidRequest(name, f"must be a number, is {json_type(value)}")
-    return value
-
-
-def typed(given: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
-    """Return a field of exactly this JSON type, or the default. Raises InvalidRequest."""
-    if name not in given:
-        return default
-    value = given[name]
-    if type(value) is not kind:
-        wanted = {bool: "a boolean", int: "an integer", str: "a string", list: "an array", dict: "an object"}
-        raise InvalidRequest(name, f"must be {wanted[kind]}, is {json_type(value)}")
-    return value
 
 
 def _stops(given: Mapping[str, Any]) -> tuple[str, ...]:

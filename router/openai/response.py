@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 from starlette.responses import JSONResponse
 
 from kvhive.proto.errors import InvalidRequest, KvhiveError, NotNow, Overloaded, TimedOut, Unavailable
-from kvhive.router.frontend import FinishReason, ModelInfo, Usage
+from kvhive.router.frontend import FinishReason, KeptPrefix, ModelInfo, ToolCallDelta, Usage
 from kvhive.router.http_body import BodyTimeout, BodyTooLarge
 from kvhive.router.openai.logprobs import logprobs_body
 
@@ -26,6 +26,18 @@ class WholeChoice:
     logprobs: list[dict[str, Any]] | None = None
     """None where they were not asked for."""
     reason: FinishReason | None = None
+    calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Tool calls by their index, in OpenAI's shape; each grows as its pieces come."""
+
+    def add_calls(self, pieces: Sequence[ToolCallDelta]) -> None:
+        """Take in pieces of tool calls."""
+        for piece in pieces:
+            call = self.calls.setdefault(
+                piece.index, {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+            )
+            call["id"] += piece.id
+            call["function"]["name"] += piece.name
+            call["function"]["arguments"] += piece.arguments
 
 
 class AnswerShape(Protocol):
@@ -40,6 +52,12 @@ class AnswerShape(Protocol):
 
     def news(self, index: int, text: str, logprobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Return one piece of a stream: more of one choice. Called in the order of its tokens."""
+        ...
+
+    def calls(
+        self, index: int, pieces: Sequence[ToolCallDelta], text: str, logprobs: Sequence[dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Return one piece of a stream that has more of one choice's tool calls."""
         ...
 
     def end(self, index: int, reason: FinishReason) -> dict[str, Any]:
@@ -70,7 +88,7 @@ class ChatShape:
         bodies = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": "".join(choice.pieces), "refusal": None},
+                "message": _message(choice),
                 "logprobs": None if choice.logprobs is None else logprobs_body(choice.logprobs),
                 "finish_reason": choice.reason,
             }
@@ -86,6 +104,15 @@ class ChatShape:
         """See AnswerShape."""
         return self._chunk(index, {"content": text}, logprobs=logprobs)
 
+    def calls(
+        self, index: int, pieces: Sequence[ToolCallDelta], text: str, logprobs: Sequence[dict[str, Any]] = ()
+    ) -> dict[str, Any]:
+        """See AnswerShape."""
+        delta: dict[str, Any] = {"content": text} if text else {}
+        return self._chunk(
+            index, delta | {"tool_calls": [_piece(piece) for piece in pieces]}, logprobs=logprobs
+        )
+
     def end(self, index: int, reason: FinishReason) -> dict[str, Any]:
         """See AnswerShape."""
         return self._chunk(index, {}, reason)
@@ -97,7 +124,7 @@ class ChatShape:
     def _chunk(
         self,
         index: int,
-        delta: Mapping[str, str],
+        delta: Mapping[str, Any],
         reason: FinishReason | None = None,
         logprobs: Sequence[dict[str, Any]] = (),
     ) -> dict[str, Any]:
@@ -114,22 +141,54 @@ class ChatShape:
         }
 
 
+def _message(choice: WholeChoice) -> dict[str, Any]:
+    text = "".join(choice.pieces)
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    if choice.calls:
+        message["content"] = text or None
+        message["tool_calls"] = [choice.calls[index] for index in sorted(choice.calls)]
+    return message
+
+
+def _piece(piece: ToolCallDelta) -> dict[str, Any]:
+    """Return a piece of a call; only its first one says what it calls."""
+    function = {"name": piece.name} if piece.name else {}
+    named = {"id": piece.id, "type": "function"} if piece.id else {}
+    return {"index": piece.index, **named, "function": function | {"arguments": piece.arguments}}
+
+
 def usage_body(usage: Usage) -> dict[str, Any]:
     """Return usage in OpenAI's shape, with the cache's own report under `kvhive`."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "prompt_tokens_details": {
+            "cached_tokens": usage.cached_tokens,
+            "cache_write_tokens": usage.written_tokens,
+        },
         "kvhive": {
             "worker_id": usage.worker_id,
             "route_reason": usage.route_reason,
             "reachable_tokens": usage.reachable_tokens,
             "written_tokens": usage.written_tokens,
+            "pulled_tokens": usage.pulled_tokens,
+            "kept": [_kept(prefix) for prefix in usage.kept],
+            "not_kept": usage.not_kept or None,
             "failovers": usage.failovers,
             "drafted_tokens": usage.drafted_tokens,
             "accepted_tokens": usage.accepted_tokens,
         },
+    }
+
+
+def _kept(prefix: KeptPrefix) -> dict[str, Any]:
+    """Return what became of one breakpoint."""
+    return {
+        "tokens": prefix.tokens,
+        "ttl_s": prefix.ttl_s,
+        "kept": prefix.kept,
+        "not_kept": prefix.not_kept or None,
     }
 
 

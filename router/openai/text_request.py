@@ -9,17 +9,19 @@ from typing import Any
 
 from kvhive.proto.errors import InvalidRequest
 from kvhive.router.http_body import json_type
+from kvhive.router.json_fields import typed
+from kvhive.router.openai.field_policy import NEUTRAL_IN_TEXTS, OBEYED_IN_TEXTS, given_fields
 from kvhive.router.openai.fields import (
     SPELLINGS,
     CompletionRequest,
     generate_request,
-    given_fields,
     sampling_fields,
     stream_fields,
-    typed,
 )
+from kvhive.router.openai.output_format import grammar_field
+from kvhive.router.openai.prompt_cache import prompt_pins, read_cache_options
 from kvhive.router.request import TextPrompt, TokenPrompt
-from kvhive.router.sampling_params import check_logprobs
+from kvhive.router.sampling_params import Grammar, check_logprobs
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for this endpoint."""
@@ -28,21 +30,13 @@ MAX_PROMPTS = 64
 MAX_SCORED_ANSWERS = 8
 """Answers of one body that repeat their prompt with log-probabilities: kilobytes for every prompt token."""
 
-_SUPPORTED = {"prompt", "echo"}
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "best_of": (1,),
-    "suffix": ("",),
-    "response_format": ({"type": "text"},),
-}
-"""Fields that are not supported, with the values that ask for nothing."""
-
 
 def parse_text_completion(body: dict[str, Any], request_id: str) -> CompletionRequest:
     """Read a parsed JSON body. Raises InvalidRequest naming the field, what it must be and what it is.
 
     With echo and logprobs, the prompt's own log-probabilities are asked for as well.
     """
-    given = given_fields(body, _SUPPORTED, _NEUTRAL)
+    given = given_fields(body, OBEYED_IN_TEXTS, NEUTRAL_IN_TEXTS)
     stream, include_usage = stream_fields(given)
     echo = typed(given, "echo", bool, False)
     logprobs: int | None = typed(given, "logprobs", int, None)
@@ -57,20 +51,32 @@ def parse_text_completion(body: dict[str, Any], request_id: str) -> CompletionRe
             "prompt",
             f"with echo and logprobs must ask for at most {MAX_SCORED_ANSWERS} answers, asks for {answers}",
         )
+    cache = read_cache_options(given)
+    if echo and cache.prewarm:
+        raise InvalidRequest(
+            "prompt_cache_options.prewarm", "must not be given with echo: the answer is empty"
+        )
+    pins = prompt_pins(given, cache)
     return CompletionRequest(
-        tuple(generate_request(given, prompt, sampling, request_id) for prompt in prompts),
+        tuple(
+            replace(generate_request(given, prompt, sampling, request_id), pins=pins) for prompt in prompts
+        ),
         stream,
         include_usage,
         echo,
-        functools.partial(_spelling, several),
+        functools.partial(_spelling, several, sampling.grammar),
+        cache.prewarm,
+        given.ignored,
     )
 
 
-def _spelling(several: bool, prompt: int, field: str) -> str:
+def _spelling(several: bool, grammar: Grammar | None, prompt: int, field: str) -> str:
     """Name a field of the internal request: `token_ids[3]` of the second prompt is `prompt[1][3]`."""
     name, bracket, index = field.partition("[")
     if name in ("prompt", "text", "token_ids"):
         return ("prompt" + f"[{prompt}]" * several) + bracket + index
+    if field in ("grammar", "response_format"):
+        return grammar_field(grammar)
     return SPELLINGS.get(field, field)
 
 
@@ -93,8 +99,13 @@ def _prompt(where: str, prompt: object) -> TextPrompt | TokenPrompt:
         return TextPrompt(prompt)
     if not isinstance(prompt, list):
         raise InvalidRequest(where, f"must be a string or an array of token ids, is {json_type(prompt)}")
-    # Prompts have thousands of ids: the types are compared as one set, and the bad one sought only if needed.
-    if set(map(type, prompt)) - {int}:
-        index, bad = next((i, item) for i, item in enumerate(prompt) if type(item) is not int)
+    return TokenPrompt(token_ids(where, prompt))
+
+
+def token_ids(where: str, items: list[Any]) -> tuple[int, ...]:
+    """Return an array of token ids. Raises InvalidRequest naming the first item that is no integer."""
+    # There may be thousands: the types are compared as one set, and the bad one sought only if needed.
+    if set(map(type, items)) - {int}:
+        index, bad = next((i, item) for i, item in enumerate(items) if type(item) is not int)
         raise InvalidRequest(f"{where}[{index}]", f"must be a token id, is {json_type(bad)}")
-    return TokenPrompt(tuple(prompt))
+    return tuple(items)

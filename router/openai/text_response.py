@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from kvhive.router.frontend import FinishReason, Usage
+from kvhive.router.frontend import FinishReason, ToolCallDelta, Usage
 from kvhive.router.openai.response import WholeChoice, usage_body
 
 
@@ -47,6 +47,12 @@ class TextShape:
         """See AnswerShape."""
         body = parallel_logprobs(logprobs, self._offsets[index]) if logprobs else None
         return self._envelope() | {"choices": [_choice(index, text, body, None)]}
+
+    def calls(
+        self, index: int, pieces: Sequence[ToolCallDelta], text: str, logprobs: Sequence[dict[str, Any]] = ()
+    ) -> dict[str, Any]:
+        """See AnswerShape. There are no tools here."""
+        return self.news(index, text, logprobs)
 
     def end(self, index: int, reason: FinishReason) -> dict[str, Any]:
         """See AnswerShape."""

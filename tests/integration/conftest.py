@@ -104,6 +104,29 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster
         yield running
 
 
+@dataclass(frozen=True)
+class KeyedCluster:
+    """A cluster with API keys."""
+
+    kvhive: KvhiveCommand
+    keys: dict[str, str]
+    """By name."""
+
+
+@pytest.fixture(scope="module")
+def keyed_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeyedCluster]:
+    """One CPU worker on the demo model behind keys: alice's, bob's, and root's, who is an admin."""
+    folder = tmp_path_factory.mktemp("keyed")
+    kvhive = KvhiveCommand(folder)
+    keys = {
+        name: json.loads(kvhive("keys", "add", name, "--file", "keys", "--json", *options).stdout)["key"]
+        for name, options in (("alice", ()), ("bob", ()), ("root", ("--admin",)))
+    }
+    one = ("workers.device=cpu", "workers.count=1", "workers.threads=1", "access.keys_file=keys")
+    with running_cluster(folder, *(f"--set={each}" for each in one)) as running:
+        yield KeyedCluster(running.kvhive, keys)
+
+
 @pytest.fixture
 def two_ranks() -> Callable[[Path, Path], contextlib.AbstractContextManager[RunningCluster]]:
     """Brings up, in a state directory, two workers of two ranks each on a model."""

@@ -48,7 +48,9 @@ def test_a_configuration_survives_the_round_trip() -> None:
             "{workers: {pool_tokens: 16}}",
             "workers.pool_tokens: must hold at least 2 blocks of 16 tokens, is 16",
         ),
-        ("{router: {host: 0.0.0.0}}", "router.host: '0.0.0.0' is beyond loopback"),
+        ("{router: {host: 0.0.0.0}}", "router.host: '0.0.0.0' is beyond loopback and there are no API keys"),
+        ("{router: {host: localhost.example}}", "router.host: 'localhost.example' is beyond loopback"),
+        ("{router: {host: '::'}}", "router.host: '::' is beyond loopback"),
         ("[]", "kvhive: must be a mapping, is list"),
         ("''", "kvhive: must be a mapping, is str"),
         ("0", "kvhive: must be a mapping, is int"),
@@ -117,3 +119,11 @@ def test_a_start_begins_within_the_bounds_that_autoscaling_keeps(count: int, mes
     with pytest.raises(ConfigError, match=message):
         parse_config({"workers": {"count": count}, "autoscaling": {**scaling, "enabled": True}})
     assert parse_config({"workers": {"count": count}, "autoscaling": scaling}).workers.count == count
+
+
+@pytest.mark.parametrize("allowed", ["{access: {keys_file: keys}}", "{router: {allow_open: true}}"])
+def test_listening_beyond_loopback_takes_keys_or_a_word(allowed: str) -> None:
+    config = load_config(f"metadata: {{kvhive: {allowed}}}")
+    section = to_mapping(config)
+    section["router"]["host"] = "0.0.0.0"
+    assert parse_config(section).router.host == "0.0.0.0"

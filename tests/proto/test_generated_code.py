@@ -13,8 +13,9 @@ from kvhive.router.grpc_service import InferenceService
 from kvhive.worker.service import WorkerService
 
 
-def test_the_committed_code_is_what_protoc_makes() -> None:
-    command = [sys.executable, "-P", "-m", "kvhive.scripts.gen_proto", "--check"]
+@pytest.mark.parametrize("generator", ["gen_proto", "gen_reference"])
+def test_what_is_committed_is_what_the_proto_files_make(generator: str) -> None:
+    command = [sys.executable, "-P", "-m", f"kvhive.scripts.{generator}", "--check"]
     outcome = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert outcome.returncode == 0, outcome.stderr
 

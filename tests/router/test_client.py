@@ -49,7 +49,7 @@ async def target(frontend: ScriptedFrontend) -> AsyncIterator[str]:
     service = InferenceService(
         frontend,
         lambda: pb.GetClusterResponse(cluster="c"),
-        explain=lambda i: decisions.get(i, pb.ExplainResponse()),
+        explain=lambda i, tenant: decisions.get(i, pb.ExplainResponse()),
     )
     inference_pb2_grpc.add_InferenceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -14,6 +14,7 @@ from scripted_frontend import REFUSALS, ScriptedFrontend
 from kvhive.proto.errors import InvalidRequest
 from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.proto.v1 import inference_pb2_grpc
+from kvhive.router.auth.principal import OPERATOR, Principal, asking
 from kvhive.router.grpc_errors import MAX_DETAIL_CHARS
 from kvhive.router.grpc_service import REQUEST_TYPES, InferenceService
 from kvhive.router.malformed_message import MalformedMessageGuard
@@ -103,3 +104,19 @@ async def test_token_ids_become_text_within_the_context(address: str) -> None:
     for ids, field in (([], "token_ids"), ([1000], "token_ids[0]"), ([1] * 8193, "token_ids")):
         _, details = await refused(address, "Detokenize", pb.DetokenizeRequest(token_ids=ids))
         assert details["BadRequest"].field_violations[0].field == field
+
+
+async def test_a_key_is_told_of_its_own_requests_alone(frontend: ScriptedFrontend) -> None:
+    """Whose key it is says the guard; an operator's key, and a door without keys, is told of everybody's."""
+    told: list[str | None] = []
+
+    def explain(request_id: str, tenant: str | None) -> pb.ExplainResponse:
+        told.append(tenant)
+        return pb.ExplainResponse(decisions=[pb.RouteDecision()])
+
+    service = InferenceService(frontend, pb.GetClusterResponse, explain=explain)
+    for principal in (None, OPERATOR, Principal("alice")):
+        token = asking.set(principal)
+        await service.Explain(pb.ExplainRequest(request_id="r"), None)
+        asking.reset(token)
+    assert told == [None, None, "alice"]

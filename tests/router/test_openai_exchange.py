@@ -169,7 +169,7 @@ async def test_many_random_leavers_leave_nothing_behind(
 async def test_a_slow_reader_stops_the_generation_not_the_server(
     frontend: ScriptedFrontend, port: int, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvhive.router.openai.exchange.SEND_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("kvhive.router.http_exchange.SEND_TIMEOUT_S", 0.3)
     body = json.dumps(say("flood", stream=True)).encode()
     _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
     writer.write(HEAD % len(body) + body)

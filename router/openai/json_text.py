@@ -1,0 +1,35 @@
+"""Schemas in a body, as the text that is handed on: of a tool's parameters, or of the answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from kvhive.proto.errors import InvalidRequest
+from kvhive.router.field_checks import check_text
+
+MAX_SCHEMA_CHARS = 256 * 1024
+"""Of one schema: some thousand properties."""
+MAX_SCHEMA_DEPTH = 64
+"""Objects and arrays inside each other."""
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
+def schema_text(where: str, schema: dict[str, Any]) -> str:
+    """Return a JSON Schema as text, its keys in the caller's order. Raises InvalidRequest."""
+    _check_depth(where, schema)
+    text = _ENCODER.encode(schema)
+    if len(text) > MAX_SCHEMA_CHARS:
+        raise InvalidRequest(where, f"must be at most {MAX_SCHEMA_CHARS} characters, is {len(text)}")
+    check_text(where, text)
+    return text
+
+
+def _check_depth(where: str, schema: dict[str, Any]) -> None:
+    level: list[Any] = [schema]
+    for _ in range(MAX_SCHEMA_DEPTH):
+        below = [item for held in level for item in (held.values() if isinstance(held, dict) else held)]
+        level = [item for item in below if isinstance(item, dict | list)]
+        if not level:
+            return
+    raise InvalidRequest(where, f"must be at most {MAX_SCHEMA_DEPTH} objects and arrays deep, is deeper")

@@ -1,0 +1,146 @@
+"""Call a router's gRPC door with made-up messages: `python scripts/fuzz_grpc.py HOST:PORT --cases 5000`.
+
+Whatever is sent, each call must end, with an answer or a status that is not INTERNAL or UNKNOWN; afterwards
+nothing may be left at the router or in a pool. The exit status is 1 where that does not hold; each case that
+failed is named by its seed and number, which make it again. One in five streams is left in the middle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+import grpc
+
+from kvhive.proto.v1 import inference_pb2 as pb
+from kvhive.proto.v1 import inference_pb2_grpc
+from kvhive.scripts.fuzz_messages import random_call
+
+DEADLINE_S = 60.0
+"""A call that takes longer hangs."""
+IDLE_WITHIN_S = 30.0
+LEFT_SHARE = 0.2
+CALLS_AT_ONCE = 16
+NEVER = {"INTERNAL", "UNKNOWN", "DATA_LOSS", "DEADLINE_EXCEEDED"}
+"""Statuses that are never an answer to a caller's mistake; the last is our own deadline."""
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["Inference"]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of all cases."""
+
+    statuses: Counter[str] = field(default_factory=Counter)
+    """`Method STATUS` -> how often."""
+    failures: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    """What was not idle at the end."""
+
+
+async def fuzz(target: str, cases: int, seed: int, only: int | None = None) -> Outcome:
+    """Send so many cases, or only one of them."""
+    outcome, numbers = Outcome(), iter(range(cases) if only is None else [only])
+    async with grpc.aio.insecure_channel(target, [("grpc.enable_http_proxy", 0)]) as channel:
+
+        async def caller() -> None:
+            for number in numbers:
+                await _case(channel, seed, number, outcome)
+
+        await asyncio.gather(*(caller() for _ in range(CALLS_AT_ONCE)))
+        outcome.left = await _left(inference_pb2_grpc.InferenceStub(channel))
+    return outcome
+
+
+async def _case(channel: grpc.aio.Channel, seed: int, number: int, outcome: Outcome) -> None:
+    chance = random.Random(f"{seed}/{number}")
+    # Generate is most of what there is to get wrong.
+    methods = list(_SERVICE.methods)
+    method = chance.choice([*methods, *[m for m in methods if m.name == "Generate"] * len(methods)])
+    raw = random_call(method.input_type, chance)
+    path = f"/{_SERVICE.full_name}/{method.name}"
+    if method.server_streaming:
+        leave_after = chance.randrange(4) if chance.random() < LEFT_SHARE else None
+        status, what = await _stream(channel, path, raw, leave_after)
+    else:
+        status, what = await _single(channel, path, raw)
+    outcome.statuses[f"{method.name} {status}"] += 1
+    if status in NEVER:
+        outcome.failures.append(f"seed {seed}, case {number}, {method.name}: {status} {what}")
+
+
+async def _single(channel: Any, path: str, raw: bytes) -> tuple[str, str]:
+    try:
+        await channel.unary_unary(path)(raw, timeout=DEADLINE_S)
+    except grpc.aio.AioRpcError as error:
+        return error.code().name, error.details() or ""
+    return "OK", ""
+
+
+async def _stream(channel: Any, path: str, raw: bytes, leave_after: int | None) -> tuple[str, str]:
+    call = channel.unary_stream(path)(raw, timeout=DEADLINE_S)
+    seen, last = 0, b""
+    try:
+        while leave_after is None or seen < leave_after:
+            last_read = await call.read()
+            if last_read is grpc.aio.EOF:
+                finished = pb.GenerateResponse.FromString(last).HasField("finished")
+                return ("OK", "") if finished else ("UNKNOWN", "it ended without an end")
+            seen, last = seen + 1, last_read
+    except grpc.aio.AioRpcError as error:
+        return error.code().name, error.details() or ""
+    call.cancel()
+    return "left", ""
+
+
+async def _left(stub: inference_pb2_grpc.InferenceStub) -> list[str]:
+    """Wait until all is idle, and say what is not."""
+    until = asyncio.get_running_loop().time() + IDLE_WITHIN_S
+    while True:
+        left = _busy(await stub.GetCluster(pb.GetClusterRequest(audit=True)))
+        if not left or asyncio.get_running_loop().time() > until:
+            return left
+        await asyncio.sleep(0.2)
+
+
+def _busy(cluster: pb.GetClusterResponse) -> list[str]:
+    found = []
+    for worker in cluster.workers:
+        blocks = worker.blocks
+        if blocks.live or worker.running or worker.waiting:
+            found.append(
+                f"{worker.id}: {blocks.live} live blocks, {worker.running} running, {worker.waiting} waiting"
+            )
+        if blocks.live + blocks.cached + blocks.free != blocks.total:
+            found.append(f"{worker.id}: its blocks do not add up")
+    audit, router = cluster.audit, cluster.router
+    for name in ("placed_requests", "open_requests"):
+        if getattr(audit, name):
+            found.append(f"router: {getattr(audit, name)} {name}")
+    if router.in_flight or router.held:
+        found.append(f"router: {router.in_flight} in flight, {router.held} held")
+    return found
+
+
+@click.command()
+@click.argument("target")
+@click.option("--cases", type=click.IntRange(1), default=5000, show_default=True)
+@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("--only", type=int, help="One case, by its number.")
+def main(target: str, cases: int, seed: int, only: int | None) -> None:
+    """Fuzz the router at TARGET (host:port)."""
+    outcome = asyncio.run(fuzz(target, cases, seed, only))
+    for line in outcome.failures + outcome.left:
+        click.echo(line, err=True)
+    click.echo(json.dumps({"cases": cases, "failures": len(outcome.failures), **outcome.statuses}, indent=1))
+    sys.exit(1 if outcome.failures or outcome.left else 0)
+
+
+if __name__ == "__main__":
+    main()

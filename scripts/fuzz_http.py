@@ -1,0 +1,116 @@
+"""Call OpenAI's door with what its own OpenAPI document allows and forbids: `scripts/fuzz_http --cases 5000`.
+
+schemathesis makes the requests; it is no dependency of kvhive's: `pip install schemathesis` somewhere, and
+name its program by `--schemathesis`. Without a URL, a router of our own before simulated workers is called.
+Whatever is sent must be answered in time, as the document says and without a status of 500 or more; what the
+document forbids must be refused; and afterwards nothing may be left at the router or in a pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import grpc
+
+from kvhive.proto.v1 import inference_pb2 as pb
+from kvhive.proto.v1 import inference_pb2_grpc
+from kvhive.scripts.bench_proxy_rig import running_rig
+
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+    "negative_data_rejection",
+    "unsupported_method",
+)
+"""Not that all is accepted which the document allows: it cannot say what fits into a context together."""
+MAX_CONTEXT = 512
+"""Of the simulated model: who names no max_tokens is not to wait for thousands."""
+OPERATIONS = 6
+REQUEST_TIMEOUT_S = 60
+"""A request that takes longer hangs."""
+IDLE_WITHIN_S = 30.0
+
+
+@contextlib.contextmanager
+def _target(url: str, grpc_target: str) -> Iterator[tuple[str, str]]:
+    """Name what is to be called, and start it where nothing is named."""
+    if url:
+        yield url, grpc_target
+        return
+    with running_rig(2, 0.0, max_context=MAX_CONTEXT, simulated=True) as rig:
+        yield rig.http, rig.grpc
+
+
+def fuzz(program: str, url: str, cases: int, seed: int) -> dict[str, Any]:
+    """Run schemathesis; return its report. Some cases more than asked for: the edges of every field."""
+    with tempfile.TemporaryDirectory(prefix="kvhive-fuzz-") as folder:
+        report = Path(folder) / "report.json"
+        command = [program, "run", f"{url}/openapi.json", "--url", url, "--checks", ",".join(CHECKS)]
+        command += ["--phases", "coverage,fuzzing", "--max-examples", str(-(-cases // OPERATIONS))]
+        command += ["--seed", str(seed), "--generation-database", "none", "--continue-on-failure"]
+        command += [
+            "--request-timeout",
+            str(REQUEST_TIMEOUT_S),
+            "--suppress-health-check",
+            "all",
+            "--no-color",
+        ]
+        command += ["--report", "json", "--report-json-path", str(report), "--warnings", "off"]
+        subprocess.run(command, stdout=sys.stderr, check=False, cwd=folder)
+        made: dict[str, Any] = json.loads(report.read_text())
+        return made
+
+
+async def left_behind(target: str) -> list[str]:
+    """Wait until all is idle, and say what is not."""
+    until = asyncio.get_running_loop().time() + IDLE_WITHIN_S
+    async with grpc.aio.insecure_channel(target, [("grpc.enable_http_proxy", 0)]) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        while True:
+            left = _busy(await stub.GetCluster(pb.GetClusterRequest(audit=True)))
+            if not left or asyncio.get_running_loop().time() > until:
+                return left
+            await asyncio.sleep(0.2)
+
+
+def _busy(cluster: pb.GetClusterResponse) -> list[str]:
+    found = []
+    for worker in cluster.workers:
+        blocks = worker.blocks
+        if blocks.live or worker.running or worker.waiting:
+            found.append(f"{worker.id}: {blocks.live} live blocks, {worker.running} running")
+        if blocks.live + blocks.cached + blocks.free != blocks.total:
+            found.append(f"{worker.id}: its blocks do not add up")
+    if cluster.audit.placed_requests or cluster.audit.open_requests:
+        found.append(f"router: {cluster.audit.open_requests} open requests")
+    return found
+
+
+@click.command()
+@click.option("--url", default="", help="Base URL of a router; empty starts one.")
+@click.option("--grpc-target", default="", help="Its host:port for gRPC.")
+@click.option("--cases", type=click.IntRange(1), default=5000, show_default=True)
+@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("--schemathesis", "program", default="st", show_default=True)
+def main(url: str, grpc_target: str, cases: int, seed: int, program: str) -> None:
+    """Fuzz OpenAI's door; print a summary as JSON. The exit status is 1 where something went wrong."""
+    with _target(url, grpc_target) as (http, target):
+        report = fuzz(program, http, cases, seed)
+        left = asyncio.run(left_behind(target)) if target else []
+    click.echo(json.dumps({"report": report, "left": left}, indent=1))
+    sys.exit(1 if left or report.get("failures") else 0)
+
+
+if __name__ == "__main__":
+    main()
