@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anthropic
 import pytest
 from anthropic_tour import STEPS, Step, Visitor
-from conftest import RunningCluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
-async def test_the_official_client_makes_its_tour(cluster: RunningCluster, step: Step) -> None:
-    async with anthropic.AsyncAnthropic(base_url=cluster.http, api_key="none", max_retries=0) as claude:
+async def test_the_official_client_makes_its_tour(cluster: Any, step: Step) -> None:
+    async with anthropic.AsyncAnthropic(base_url=cluster.http, api_key="none") as claude:
         (model, *_) = [model.id async for model in claude.models.list()]
         await step(Visitor(claude, model, block=16))
