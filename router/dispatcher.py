@@ -142,7 +142,7 @@ class Dispatcher:
         try:
             with self._admission.admitted(request.tenant, request.priority):
                 generation = await self._prepare(request, arrived)
-                answers = self._preparer.answers(request, generation.prompt)
+                answers = self._preparer.answers(generation.request, generation.prompt)
                 async with aclosing(self._run(generation)) as events:
                     async for event in events:
                         begun = begun or isinstance(event, Delta)
@@ -158,7 +158,7 @@ class Dispatcher:
 
     async def prewarm(self, request: GenerateRequest, workers: int) -> list[Usage]:
         """See TokenizingFrontend."""
-        with self._admission.admitted():
+        with self._admission.admitted(request.tenant, request.priority):
             return await prewarmed(request, workers, self._begin)
 
     async def _begin(self, request: GenerateRequest, avoid: set[str], pull_from: str) -> Run:
@@ -253,8 +253,9 @@ class Dispatcher:
             generation.max_tokens = min(generation.max_tokens, room)
         if patience.left_s(now) <= 0.0:
             raise patience.over(now, "")
-        # Who has been let in is not refused for what is predicted when its worker was lost.
-        within_s = math.inf if generation.failovers else patience.predicted_within_s(now)
+        # Who has been let in is not refused for what is predicted when its worker was lost, or out of room.
+        let_in = generation.failovers or not generation.untouched
+        within_s = math.inf if let_in else patience.predicted_within_s(now)
         terms = Terms(request.priority, within_s)
         try:
             placement = self._placer.place(

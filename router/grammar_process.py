@@ -2,11 +2,13 @@
 
 The library compiles a usual schema in a millisecond, and has no bound for what is made to be hard: one number
 in a schema may take minutes. What has no bound in a thread has one in a process. The router speaks to it
-through its pipes, in frames of a length and JSON; the vocabulary comes first. It ends when the pipe does.
+through its pipes, in frames of a length and JSON; the vocabulary comes first. It ends when the pipe does, and
+in the middle of a trial when the router does.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import pickle
@@ -31,6 +33,7 @@ COMPILE_BYTES = 512 * 1024 * 1024
 _NICE = 5
 """Others compute answers meanwhile."""
 _LENGTH = struct.Struct("<I")
+_PR_SET_PDEATHSIG = 1
 _SAID_WHY = 3
 """The exit status of a fork that has refused a grammar."""
 
@@ -55,6 +58,7 @@ def read_frame(pipe: IO[bytes]) -> bytes:
 
 def main() -> None:
     """Serve until the pipe ends."""
+    _end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the router's to end
     os.nice(_NICE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -68,6 +72,11 @@ def main() -> None:
             write_frame(outbox, _tried(tokenizer, kind, text).encode())
     except (EOFError, BrokenPipeError):
         return
+
+
+def _end_with_parent() -> None:
+    """Be killed when the thread that started this process ends; Linux."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _tried(tokenizer: LLTokenizer, kind: str, text: str) -> str:
@@ -88,17 +97,20 @@ def _tried(tokenizer: LLTokenizer, kind: str, text: str) -> str:
 
 
 def _try(tokenizer: LLTokenizer, kind: str, text: str, writing: int) -> None:
-    """In the fork: compile and look once at what may come first, then end."""
+    """In the fork: compile and look at what may come first, then end."""
     status, said = 1, ""
     try:
+        _end_with_parent()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where a library that dies says so
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + COMPILE_BYTES,) * 2)
         resource.setrlimit(resource.RLIMIT_CPU, (COMPILE_CPU_S, COMPILE_CPU_S + 1))
         matcher = new_matcher(tokenizer, kind, text)
         matcher.compute_bitmask()
+        if matcher.try_consume_tokens(tokenizer.greedy_tokenize('{"')):  # where there are many ways on
+            matcher.compute_bitmask()
         if matcher.is_error():
-            said = f"nothing can be written that it allows: {in_short(matcher.get_error())}"
+            said = f"it cannot be followed: {in_short(matcher.get_error())}"
         status = _SAID_WHY if said else 0
     except InvalidRequest as error:
         status, said = _SAID_WHY, str(error).partition(": ")[2]

@@ -36,6 +36,8 @@ class PartlyKnown:
     """Whether the library is to add special tokens to the one piece that this then is."""
     ends: tuple[bytes, bytes] = (b"", b"")
     """Packed ids that stand before and after it all."""
+    ended: bool = False
+    """Whether it will come again and end there, so that its last passage is worth keeping, too."""
 
     @property
     def unknown(self) -> list[str]:
@@ -63,7 +65,7 @@ class KnownText:
         self._lock = Lock()
         self.kept_bytes = 0
 
-    def look_up(self, text: str, add_special_tokens: bool) -> PartlyKnown:
+    def look_up(self, text: str, add_special_tokens: bool, ended: bool = False) -> PartlyKnown:
         """Cut a text, and say what of it is known."""
         if self._ends is None:
             return PartlyKnown([(text, [text])], add_special_tokens)
@@ -78,7 +80,7 @@ class KnownText:
             pieces: Pieces = self._words.look_up(passage, room) if found is None else [found]
             room = max(0, room - sum(isinstance(piece, str) for piece in pieces))
             partly.append((passage, pieces))
-        return PartlyKnown(partly, ends=self._ends if add_special_tokens else (b"", b""))
+        return PartlyKnown(partly, ends=self._ends if add_special_tokens else (b"", b""), ended=ended)
 
     def complete(self, text: PartlyKnown) -> bytes:
         """Return the packed ids of the whole text, having tokenised what of it was not known."""
@@ -88,11 +90,13 @@ class KnownText:
             b"".join([found[piece] if isinstance(piece, str) else piece for piece in pieces])
             for _, pieces in text.passages
         ]
-        if found and self._ends is not None:
+        # What is of one piece is known as a whole.
+        if (found or (text.ended and len(text.passages[-1][1]) > 1)) and self._ends is not None:
             for _, pieces in text.passages:
                 self._words.learn(pieces, found)
             # The last one ends where the text does: another text with this beginning has a longer one there.
-            self._keep([passage for passage, _ in text.passages[:-1]], packed)
+            kept = text.passages if text.ended else text.passages[:-1]
+            self._keep([passage for passage, _ in kept], packed)
         return b"".join((text.ends[0], *packed, text.ends[1]))
 
     def _tokenized(self, texts: Sequence[str], special: bool) -> list[bytes]:

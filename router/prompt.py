@@ -34,8 +34,8 @@ SHORT_CHARS, SHORT_MESSAGES = 16 * 1024, 32
 """Of a prompt that is rendered and looked up on the event loop: some 0.1 ms."""
 UNKNOWN_CHARS = 2048
 """Of these, what may be tokenised there, too: 0.5 ms, where a thread costs 0.2, and the wait for its turn."""
-SHORT_TOKENS = 4096
-"""Of a prompt and its answer, which is remembered on the event loop: some 0.2 ms."""
+SHORT_ANSWER = 512
+"""Tokens of an answer to a short prompt that is remembered on the event loop: 0.3 ms, or 1 (stop string)."""
 SLOW_S, SLOW_IN_A_ROW = 0.05, 3
 """Of CPU for a chat: a model whose template takes longer so often has it rendered in threads from then on."""
 
@@ -125,7 +125,7 @@ class PromptPreparer:
             remember = partial(
                 self._conversations.remember, said, request.cache_salt, prompt.packed, answer, ends
             )
-            if len(prompt.token_ids) + len(answer.token_ids) <= SHORT_TOKENS:
+            if len(answer.token_ids) <= SHORT_ANSWER and _is_short(said):
                 remember()
             else:
                 self._executor.submit(remember)

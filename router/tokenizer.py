@@ -76,13 +76,14 @@ class TextTokenizer:
         """
         return unpack_tokens(self.complete(self.look_up(text, add_special_tokens)))
 
-    def look_up(self, text: str, add_special_tokens: bool) -> PartlyKnown:
+    def look_up(self, text: str, add_special_tokens: bool, ended: bool = False) -> PartlyKnown:
         """Begin to `encode`: cut the text, and look up what was tokenised before. Takes microseconds.
 
+        `ended` says that the text will come again and end there, with something else behind it.
         Raises InvalidRequest for a text that cannot fit into `max_tokens`.
         """
         self.check_length(text)
-        return self._known.look_up(text, add_special_tokens)
+        return self._known.look_up(text, add_special_tokens, ended)
 
     def complete(self, text: PartlyKnown) -> bytes:
         """Tokenise the rest; return all ids as the wire carries them (`pack_tokens`)."""

@@ -51,7 +51,7 @@ def _request(
         queue_timeout_s=queue_timeout_s,
         priority=generation.request.priority,
         tenant=generation.request.tenant,
-        moved=generation.failovers > 0,
+        moved=generation.failovers > 0 or not generation.untouched,
         pins=[
             worker_pb2.WorkerPin(tokens=tokens, ttl_s=ttl_s)
             for tokens, ttl_s in worker_pins(generation.pins).items()

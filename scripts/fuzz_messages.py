@@ -71,7 +71,7 @@ _PLAUSIBLE: dict[str, Callable[[random.Random], Any]] = {
     "ids": lambda r: r.randrange(900),
     "token_ids": lambda r: r.randrange(900),
     "stop_token_ids": lambda r: r.randrange(900),
-    "ttl_s": lambda r: r.choice((1.0, 300.0, 86_400.0)),
+    "ttl_s": lambda r: r.choice((0.1, 0.5, 2.0)),
     "tokens": lambda r: r.choice((1, 16, 100)),
     "workers": lambda r: r.choice((1, 2, 64)),
     "json_schema": lambda r: r.choice(_SCHEMAS),
@@ -79,6 +79,7 @@ _PLAUSIBLE: dict[str, Callable[[random.Random], Any]] = {
     "arguments": lambda r: r.choice(("{}", '{"a": 1}', "[", "null")),
     "regex": lambda r: r.choice(_REGEXES),
     "lark": lambda r: r.choice(_LARKS),
+    "stop": lambda r: r.choice(_WORDS),
     "request_id": lambda r: r.choice(("", "r-1", "r-2")),
     "key": lambda r: r.randrange(900),
     "value": lambda r: r.choice((-100.0, -1.0, 0.0, 1.0)),
@@ -86,8 +87,11 @@ _PLAUSIBLE: dict[str, Callable[[random.Random], Any]] = {
     "name": lambda r: r.choice(("", "f", "g", "h", "find", "a-b_c")),
 }
 
-_ALWAYS = {"sampling", "max_tokens"}
-"""Without a bound an answer fills the pool, which is right and takes minutes."""
+_ALWAYS = {
+    f"kvhive.v1.{name}"
+    for name in ("GenerateRequest.sampling", "SamplingParams.max_tokens", "CacheControl.ttl_s", "Pin.ttl_s")
+}
+"""Without a bound an answer fills the pool, and pins keep it full: which is right, and takes minutes."""
 
 
 def random_call(descriptor: Descriptor, chance: random.Random) -> bytes:
@@ -100,22 +104,42 @@ def random_message(descriptor: Descriptor, chance: random.Random, depth: int = 0
     """Return a message of which some fields are set."""
     message = GetMessageClass(descriptor)()
     for field in descriptor.fields:
-        likely = 1.0 if field.name in _ALWAYS else 0.9 if depth and not field.has_presence else 0.35
+        likely = 1.0 if field.full_name in _ALWAYS else 0.9 if depth and not field.has_presence else 0.35
         if chance.random() < likely and depth < MAX_DEPTH:
             _set(message, field, chance, depth)
     inputs = [group for group in descriptor.oneofs if len(group.fields) > 1]
     for group in inputs:  # what is refused without one of them is refused often enough
         if message.WhichOneof(group.name) is None and chance.random() < 0.95:
             _set(message, chance.choice(group.fields), chance, depth)
+    if chance.random() < 0.9:
+        _make_sense(message)
     return message
+
+
+def _make_sense(message: Any) -> None:
+    """Take out what is refused beside other fields, however right it is alone."""
+    match message.DESCRIPTOR.name:
+        case "ChatMessage":
+            for owner, name in (("assistant", "tool_calls"), ("tool", "tool_call_id")):
+                if message.role != owner:
+                    message.ClearField(name)
+        case "ToolChoice" if message.mode != 2:
+            message.ClearField("name")
+        case "Chat" if message.tool_choice.mode == 2 or message.tool_choice.name:
+            message.tool_choice.ClearField("name")
+            if not message.tools:
+                message.ClearField("tool_choice")
+        case "GenerateRequest" if message.HasField("chat"):
+            message.ClearField("pins")
 
 
 def _set(message: Message, field: FieldDescriptor, chance: random.Random, depth: int) -> None:
     entry = field.message_type if field.message_type and field.message_type.GetOptions().map_entry else None
     if entry is not None:
+        wild = chance.random() < WILD_SHARE
         for _ in range(chance.choice((1, 2, 5, 1100 if chance.random() < 0.02 else 3))):
-            key = _value(entry.fields_by_name["key"], chance)
-            getattr(message, field.name)[key] = _value(entry.fields_by_name["value"], chance)
+            key, value = (_value(entry.fields_by_name[name], chance, wild) for name in ("key", "value"))
+            getattr(message, field.name)[key] = value
     elif field.message_type is not None:
         count = _count(chance, depth) if field.is_repeated else 1
         for _ in range(count):
@@ -125,9 +149,11 @@ def _set(message: Message, field: FieldDescriptor, chance: random.Random, depth:
             if not field.is_repeated:
                 target.SetInParent()
     elif field.is_repeated:
-        getattr(message, field.name).extend(_value(field, chance) for _ in range(_count(chance, depth) * 3))
+        wild = chance.random() < WILD_SHARE
+        count = _count(chance, depth) * 3 or chance.randrange(2)
+        getattr(message, field.name).extend(_value(field, chance, wild) for _ in range(count))
     else:
-        setattr(message, field.name, _value(field, chance))
+        setattr(message, field.name, _value(field, chance, chance.random() < WILD_SHARE))
 
 
 def _count(chance: random.Random, depth: int) -> int:
@@ -135,9 +161,9 @@ def _count(chance: random.Random, depth: int) -> int:
     return 20 if rare < 0.05 else 300 if rare < 0.06 and depth < 2 else chance.choice((0, 1, 1, 2, 3))
 
 
-def _value(field: FieldDescriptor, chance: random.Random) -> Any:
+def _value(field: FieldDescriptor, chance: random.Random, wild: bool) -> Any:
     plausible = _PLAUSIBLE.get(field.name)
-    if plausible is not None and chance.random() >= WILD_SHARE:
+    if plausible is not None and not wild:
         return plausible(chance)
     kind = field.cpp_type
     if kind == FieldDescriptor.CPPTYPE_BOOL:

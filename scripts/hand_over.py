@@ -28,7 +28,7 @@ MAX_BLOCKS = 16_384
 MAX_HEIRS = 8
 """Survivors that inherit, those with the most room: beyond, it is the index that spreads what is hot."""
 CACHED_SHARE = 0.5
-"""A survivor gives up at most this share of what it has cached itself, and its free blocks."""
+"""A survivor gives up at most this share of what it has cached itself, unpinned, and its free blocks."""
 CHAINS_A_CALL = 8
 """So that progress is seen, and a heir that has died costs one call."""
 MAX_FAILED_CALLS = 3
@@ -131,7 +131,8 @@ def _batches(named: Sequence[str]) -> Iterator[tuple[str, list[int]]]:
 
 
 def _room(worker: WorkerRecord) -> int:
-    return worker.load.blocks_free + int(CACHED_SHARE * worker.load.blocks_cached)
+    load = worker.load
+    return load.blocks_free + int(CACHED_SHARE * max(0, load.blocks_cached - load.blocks_pinned))
 
 
 def _keys(packed: bytes) -> list[BlockKey]:

@@ -16,6 +16,7 @@ from enum import StrEnum
 from kvhive.proto.block_hash import BlockHash
 from kvhive.worker.block_moves import Arrival, BlockMoves, Loan
 from kvhive.worker.hot_chains import HotBounds, HotChain, hot_chains
+from kvhive.worker.pins import ChainPin
 from kvhive.worker.scheduler import Scheduler
 from kvhive.worker.sequence import BlockSource, Sequence
 from kvhive.worker.transfer_rate import TransferRate
@@ -106,17 +107,28 @@ class BlockDesk:
                     arrival.stopped.set()
 
     def fetch(
-        self, hashes: ReadOnly[BlockHash], source: BlockSource, done: Callable[[int, str], None]
+        self,
+        hashes: ReadOnly[BlockHash],
+        source: BlockSource,
+        done: Callable[[int, str], None],
+        pin: ChainPin | None = None,
     ) -> None:
-        """Bring a chain for its own sake; `done(blocks held here, why no more)` follows in any case."""
+        """Bring a chain for its own sake; `done(blocks held here, why no more)` follows in any case.
 
+        What has come of it by then is kept as `pin` says, if that is all that is to be, and there is room.
+        """
         before = -1
+
+        def end(held: int, outcome: str) -> None:
+            if pin is not None:
+                self.moves.keep(hashes[: pin.blocks], pin)
+            done(held, outcome)
 
         def fetch() -> None:
             arrival = self._fetch(hashes, source)
             if arrival is None:
                 held = self.moves.count(hashes)
-                done(held, "" if held == len(hashes) else PullOutcome.NO_ROOM)
+                end(held, "" if held == len(hashes) else PullOutcome.NO_ROOM)
             else:
                 arrival.watching.append(go_on)
 
@@ -125,9 +137,9 @@ class BlockDesk:
             nonlocal before
             held = self.moves.count(hashes)
             if outcome or held == len(hashes):
-                done(held, outcome)
+                end(held, outcome)
             elif held <= before:
-                done(held, PullOutcome.SHORT)
+                end(held, PullOutcome.SHORT)
             else:
                 before = held
                 fetch()

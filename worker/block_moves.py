@@ -20,6 +20,7 @@ from itertools import chain
 from kvhive.proto.block_hash import BlockHash
 from kvhive.worker.block_pool import Block
 from kvhive.worker.kv_cache_manager import KvCacheManager
+from kvhive.worker.pins import ChainPin
 from kvhive.worker.sequence import Sequence
 
 
@@ -119,6 +120,15 @@ class BlockMoves:
             loan.blocks.append(block)
         self._loans.add(loan)
         return loan
+
+    def keep(self, hashes: ReadOnly[BlockHash], pin: ChainPin) -> None:
+        """Pin the beginning of a chain that has come, if it is here whole and there is room in the budget."""
+        blocks = self._leading(hashes)
+        if len(blocks) == len(hashes):
+            for block in blocks:
+                self._pool.acquire(block)
+            self._pool.pin(blocks, [pin.ttl_s] * len(blocks), pin.tenant, self._manager.clock())
+            self._release(blocks)
 
     def give_back(self, loan: Loan) -> None:
         """Let go of what was lent; again does no harm."""

@@ -17,6 +17,7 @@ from itertools import chain, islice
 from kvhive.proto.block_hash import BlockHash
 from kvhive.proto.errors import InvalidRequest
 from kvhive.worker.block_pool import Block, BlockPool
+from kvhive.worker.pins import ChainPin
 
 HALF_LIFE_S = 300.0
 SCANNED = 4
@@ -54,6 +55,8 @@ class HotChain:
     """How often those were found, in sum."""
     idle_s: float
     """Since the last use of the first of them; 0 while in use."""
+    pin: ChainPin | None = None
+    """What keeps its beginning."""
 
 
 def hot_chains(pool: BlockPool, live: Iterable[Block], bounds: HotBounds, now: float) -> list[HotChain]:
@@ -77,10 +80,22 @@ def hot_chains(pool: BlockPool, live: Iterable[Block], bounds: HotBounds, now: f
             added.append(mine)
         mine.append(block)
         by_end[block.block_id] = mine
-    return [
-        HotChain(_hashes(blocks[-1]), len(blocks), sum(b.uses for b in blocks), _idle_s(blocks[0], now))
-        for blocks in added
-    ]
+    return [_listed(blocks, now) for blocks in added]
+
+
+def _listed(new: list[Block], now: float) -> HotChain:
+    whole = _chain(new[-1])
+    hashes = [block.block_hash for block in whole if block.block_hash is not None]
+    return HotChain(hashes, len(new), sum(b.uses for b in new), _idle_s(new[0], now), _pin(whole))
+
+
+def _pin(whole: list[Block]) -> ChainPin | None:
+    """Return the lease of the last block that has one: those before it last as long at least."""
+    for place in range(len(whole), 0, -1):
+        lease = whole[place - 1].lease
+        if lease is not None:
+            return ChainPin(place, lease.ttl_s, lease.tenant)
+    return None
 
 
 def _rank(block: Block, now: float) -> tuple[bool, float]:
@@ -88,8 +103,11 @@ def _rank(block: Block, now: float) -> tuple[bool, float]:
 
 
 def _cools_down(first: Block, block: Block, now: float) -> bool:
-    unpinned = first.lease is not None and block.lease is None
-    return unpinned or 2 * _heat(block, now) < _heat(first, now)
+    return _kept(block) != _kept(first) or 2 * _heat(block, now) < _heat(first, now)
+
+
+def _kept(block: Block) -> tuple[float, str] | None:
+    return None if block.lease is None else (block.lease.ttl_s, block.lease.tenant)
 
 
 def _heat(block: Block, now: float) -> float:
@@ -100,11 +118,11 @@ def _idle_s(block: Block, now: float) -> float:
     return 0.0 if block.ref_count else max(0.0, now - block.released_at)
 
 
-def _hashes(last: Block) -> list[BlockHash]:
-    hashes: list[BlockHash] = []
+def _chain(last: Block) -> list[Block]:
+    blocks: list[Block] = []
     block: Block | None = last
     while block is not None:
         assert block.block_hash is not None, f"block {block.block_id} has left before a child of it"
-        hashes.append(block.block_hash)
+        blocks.append(block)
         block = block.parent
-    return hashes[::-1]
+    return blocks[::-1]

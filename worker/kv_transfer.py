@@ -8,29 +8,25 @@ only, so a step waits for a transfer for a microsecond a block and never for the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
 import torch
 
-from kvhive.proto.block_hash import BlockHash
 from kvhive.proto.config import TransferConfig
-from kvhive.proto.errors import InvalidRequest
 from kvhive.proto.v1 import worker_pb2
 from kvhive.worker.block_desk import BlockDesk, PullOutcome
+from kvhive.worker.chain_wire import WantedChain, wanted_chains
 from kvhive.worker.sequence import BlockSource
 from kvhive.worker.transfer_channel import ChannelMaker
 from kvhive.worker.transfer_identity import TransferIdentity
 from kvhive.worker.transfer_party import Emulation, Party
 from kvhive.worker.transfer_peers import ChannelForgotten, PeerFailed, Peers
-from kvhive.worker.transfer_source import HASH_BYTES, TransferSource
+from kvhive.worker.transfer_source import TransferSource
 from kvhive.worker.transfer_staging import block_bytes
 from kvhive.worker.transfer_target import TransferTarget
-
-MAX_CHAINS = 1024
-"""Chains of one call that copies them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +92,15 @@ class KvTransfer:
         self, request: worker_pb2.FetchChainsRequest
     ) -> AsyncGenerator[worker_pb2.ChainCopied, None]:
         """Pull chains, as many at a time as pulls may be under way. Raises InvalidRequest."""
-        chains = _chains(request.chains)
+        chains = wanted_chains(request.chains)
         wire = request.source
         slots = asyncio.Semaphore(self._config.max_concurrent)
 
         async def fetch(index: int) -> worker_pb2.ChainCopied:
-            source = BlockSource(wire.worker_id, wire.address, wire.epoch, len(chains[index]))
+            chain = chains[index]
+            source = BlockSource(wire.worker_id, wire.address, wire.epoch, len(chain.hashes))
             async with slots:
-                blocks, error = await self._fetch(chains[index], source)
+                blocks, error = await self._fetch(chain, source)
             return worker_pb2.ChainCopied(chain=index, blocks=blocks, error=error)
 
         tasks = [asyncio.create_task(fetch(index)) for index in range(len(chains))]
@@ -118,7 +115,7 @@ class KvTransfer:
         self, request: worker_pb2.CopyChainsRequest
     ) -> AsyncGenerator[worker_pb2.ChainCopied, None]:
         """Let another worker pull chains from this one. Raises InvalidRequest, PeerFailed."""
-        lengths = [len(chain) for chain in _chains(request.chains)]
+        lengths = [len(chain.hashes) for chain in wanted_chains(request.chains)]
         worker = self._worker
         own = worker_pb2.BlockSource(worker_id=worker.worker_id, address=worker.address, epoch=worker.epoch())
         fetch = worker_pb2.FetchChainsRequest(
@@ -142,7 +139,7 @@ class KvTransfer:
         await self._peers.close()
         self._threads.shutdown(wait=False)
 
-    async def _fetch(self, hashes: list[BlockHash], source: BlockSource) -> tuple[int, str]:
+    async def _fetch(self, chain: WantedChain, source: BlockSource) -> tuple[int, str]:
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[tuple[int, str]] = loop.create_future()
 
@@ -154,21 +151,5 @@ class KvTransfer:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(settle, blocks, error)
 
-        self._desk.fetch(hashes, source, done)
+        self._desk.fetch(chain.hashes, source, done, chain.pin)
         return await ended
-
-
-def _chains(wire: Iterable[worker_pb2.Chain]) -> list[list[BlockHash]]:
-    chains = [chain.hashes for chain in wire]
-    if not 1 <= len(chains) <= MAX_CHAINS:
-        raise InvalidRequest("chains", f"must be 1 to {MAX_CHAINS}, are {len(chains)}")
-    for index, packed in enumerate(chains):
-        if not packed or len(packed) % HASH_BYTES:
-            raise InvalidRequest(
-                f"chains[{index}].hashes",
-                f"must be whole hashes of {HASH_BYTES} bytes, are {len(packed)} bytes",
-            )
-    return [
-        [BlockHash(packed[at : at + HASH_BYTES]) for at in range(0, len(packed), HASH_BYTES)]
-        for packed in chains
-    ]

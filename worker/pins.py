@@ -50,6 +50,15 @@ class PinBudget:
                 raise ValueError(f"{name}: must be at least 0 and below 1, is {share:g}")
 
 
+@dataclass(frozen=True, slots=True)
+class ChainPin:
+    """What keeps the beginning of a chain."""
+
+    blocks: int
+    ttl_s: float
+    tenant: str
+
+
 @dataclass(slots=True, eq=False)
 class Lease:
     """One block's lease. `depth` is the block's place in its chain, 0 for the first."""

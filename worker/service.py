@@ -18,6 +18,7 @@ from kvhive.proto.errors import InvalidRequest, KvhiveError, TimedOut
 from kvhive.proto.index_schema import WorkerState
 from kvhive.proto.transport import CLUSTER_TOKEN_KEY
 from kvhive.proto.v1 import worker_pb2, worker_pb2_grpc
+from kvhive.worker.chain_wire import wire_chain
 from kvhive.worker.engine import Engine, Output
 from kvhive.worker.grammar_desk import GrammarDesk
 from kvhive.worker.hot_chains import HotBounds
@@ -329,7 +330,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         for chain in await self._from_engine(partial(engine.desk.hot_chains, bounds)):
             yield worker_pb2.HotChain(
-                chain=worker_pb2.Chain(hashes=b"".join(chain.hashes)),
+                chain=wire_chain(chain, leaving=self.state is WorkerState.DRAINING),
                 new_blocks=chain.new_blocks,
                 new_uses=chain.new_uses,
                 idle_s=chain.idle_s,

@@ -97,10 +97,22 @@ class BlocksSent(_message.Message):
     def __init__(self) -> None: ...
 
 class Chain(_message.Message):
-    __slots__ = ("hashes",)
+    __slots__ = ("hashes", "pin")
     HASHES_FIELD_NUMBER: _ClassVar[int]
+    PIN_FIELD_NUMBER: _ClassVar[int]
     hashes: bytes
-    def __init__(self, hashes: _Optional[bytes] = ...) -> None: ...
+    pin: ChainPin
+    def __init__(self, hashes: _Optional[bytes] = ..., pin: _Optional[_Union[ChainPin, _Mapping]] = ...) -> None: ...
+
+class ChainPin(_message.Message):
+    __slots__ = ("blocks", "ttl_s", "tenant")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TTL_S_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    ttl_s: float
+    tenant: str
+    def __init__(self, blocks: _Optional[int] = ..., ttl_s: _Optional[float] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class FetchChainsRequest(_message.Message):
     __slots__ = ("worker_id", "source", "chains")

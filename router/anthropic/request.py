@@ -28,7 +28,6 @@ _IGNORED = ("service_tier", "inference_geo", "speed", "diagnostics")
 """Fields that change nothing here."""
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "container": (),
-    "context_management": ({}, {"edits": []}),
     "mcp_servers": ([],),
     "fallbacks": ([],),
 }
@@ -163,11 +162,27 @@ def _user(fields: Fields) -> str:
     return user
 
 
+def _edits(fields: Fields) -> None:
+    """Read `context_management`: who asks to drop thoughts gets that anyway. Raises InvalidRequest."""
+    management = fields.child("context_management")
+    if management is None:
+        return
+    for index, edit in enumerate(management.take("edits", list, [])):
+        kind = edit.get("type") if isinstance(edit, dict) else None
+        if not isinstance(kind, str) or not kind.startswith("clear_thinking_"):
+            raise InvalidRequest(
+                management.path(f"edits[{index}]"), "is not supported, other than clear_thinking"
+            )
+        fields.ignored.note("context_management")
+    management.close()
+
+
 def _rest(fields: Fields) -> None:
     """Take what is left of a body. Raises InvalidRequest for what would change the answer."""
     thinking = fields.child("thinking")
     if thinking is not None and thinking.one_of("type", _THINKING) != "disabled":
         fields.ignored.note("thinking")
+    _edits(fields)
     fields.ignore({name: name for name in _IGNORED})
     for name, values in _NEUTRAL.items():
         fields.only(name, values)

@@ -9,6 +9,7 @@ import grpc
 
 from kvhive.router.auth.guard import Forbidden, Guard, Refused
 from kvhive.router.auth.principal import asking
+from kvhive.router.grpc_errors import end, error_info
 
 
 class GrpcGuard(grpc.aio.ServerInterceptor):
@@ -45,6 +46,6 @@ def _refusal(error: Refused) -> Any:
     )
 
     async def refuse(requests: Any, context: Any) -> None:
-        await context.abort(code, str(error))
+        await end(context, code, str(error), (error_info(code.name),))
 
     return grpc.stream_stream_rpc_method_handler(refuse)

@@ -99,20 +99,23 @@ class ControlTokens:
         """Return a text in which typed ones are no marks any more."""
         return marks.replaced(text, self._spellings.__getitem__)
 
-    def apart(self, text: str, marks: Marks) -> list[str | Typed]:
+    def apart(self, text: str, marks: Marks) -> list[tuple[int, str | Typed]]:
         """Cut a rendered text into what is as it seems, and the text around marks, in which they are undone.
 
-        Such a part reaches from one control token of the template's to the next.
+        Such a part reaches from one control token of the template's to the next. Each comes with where it
+        begins.
         """
-        pieces: list[str | Typed] = []
-        whole, start = 0, 0
+        if not marks.controls_in(text):
+            return [(0, text)] if text else []
+        pieces: list[tuple[int, str | Typed]] = []
+        whole = start = 0
         for begin, end in [*(found.span() for found in self._pattern.finditer(text)), (len(text), len(text))]:
             typed = self.spelled_again(text[start:begin], marks)
             if typed != text[start:begin]:
-                pieces += [text[whole:start], Typed(typed)]
+                pieces += [(whole, text[whole:start]), (start, Typed(typed))]
                 whole = begin
             start = end
-        return [piece for piece in [*pieces, text[whole:]] if piece]
+        return [(place, piece) for place, piece in [*pieces, (whole, text[whole:])] if piece]
 
     def _hidden_json(self, text: str, marks: Marks) -> str:
         plain = _unescaped(text)

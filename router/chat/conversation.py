@@ -22,6 +22,8 @@ from kvhive.router.chat.messages import ChatMessage, ChatPrompt
 from kvhive.router.known_text import PartlyKnown
 from kvhive.router.tokenizer import TextTokenizer
 
+MOST_PARTLY_TYPED_CHARS = 64 * 1024
+"""Of a text with typed control tokens, inside which breakpoints are looked for by tokenising it again."""
 _TOKEN_BYTES = 4
 
 
@@ -46,8 +48,8 @@ class MarkedChat:
     prompt: ChatPrompt
     turns: Mapping[int, KnownTurn]
     pieces: Sequence[_Piece]
-    beginnings: Sequence[Sequence[_Piece]]
-    """What lies before each breakpoint."""
+    beginnings: Sequence[tuple[int, Sequence[_Piece]]]
+    """What lies before each breakpoint: so many pieces, and part of the next one."""
 
     @property
     def unknown_chars(self) -> int:
@@ -77,7 +79,7 @@ class Conversations:
         if turns or prompt.breakpoints or self._control.typed_in_chat(prompt):
             return self._marked(prompt, turns)
         text = self._tokenizer.render_chat(prompt.messages, prompt.tools)
-        return self._tokenizer.look_up(text, add_special_tokens=False)  # the template writes BOS itself
+        return self._looked_up(text)
 
     def complete(self, chat: PartlyKnown | MarkedChat) -> tuple[bytes, tuple[int, ...]]:
         """Tokenise the rest."""
@@ -86,12 +88,16 @@ class Conversations:
         packed, missed = self._encoded(chat.pieces, chat.turns)
         while missed is not None:
             # It was generated after other ids. What was said before it did fit.
-            chat = self._marked(
-                chat.prompt, {index: turn for index, turn in chat.turns.items() if index < missed}
-            )
+            fitting = {index: turn for index, turn in chat.turns.items() if index < missed}
+            chat = self._marked(chat.prompt, fitting)
             packed, missed = self._encoded(chat.pieces, chat.turns)
-        beginnings = [self._encoded(beginning, chat.turns)[0] for beginning in chat.beginnings]
-        return packed, tuple(_common_tokens(packed, beginning) for beginning in beginnings)
+        ends = []
+        for whole, part in chat.beginnings:
+            before = sum(map(len, packed[:whole]))
+            begun = b"".join(self._encoded(part, {})[0])
+            rest = b"".join(packed[whole : whole + 1])
+            ends.append(before // _TOKEN_BYTES + _common_tokens(rest, begun))
+        return b"".join(packed), tuple(ends)
 
     def remember(
         self, prompt: ChatPrompt, salt: str, packed: bytes, answer: Answer, ends: Collection[int]
@@ -133,26 +139,49 @@ class Conversations:
                 raise
             return self._marked(prompt, _less(prompt, turns))  # a template that misses the calls
         self._tokenizer.check_length(self._control.spelled_again(marked.text, marked.marks))
-        beginnings = [self._cut(marked.text[:end], turns, marked.marks) for end in marked.breakpoints()]
-        return MarkedChat(prompt, turns, self._cut(marked.text, turns, marked.marks), beginnings)
+        placed = self._cut(marked.text, turns, marked.marks)
+        beginnings = [self._beginning(marked, end, placed) for end in marked.breakpoints()]
+        return MarkedChat(prompt, turns, [piece for _, piece in placed], beginnings)
 
-    def _cut(self, text: str, turns: Mapping[int, KnownTurn], marks: Marks) -> list[_Piece]:
-        """Cut a rendered text at its marks, and look up what is only text."""
-        pieces, start = list[_Piece](), 0
+    def _beginning(
+        self, marked: MarkedText, end: int, placed: Sequence[tuple[int, _Piece]]
+    ) -> tuple[int, Sequence[_Piece]]:
+        """Return how many pieces lie before a place in the text, and what does of the next one."""
+        begun = sum(place < end for place, _ in placed)
+        after = placed[begun][0] if begun < len(placed) else len(marked.text)
+        if begun == 0 or after == end or isinstance(placed[begun - 1][1], _Turn):
+            return begun, ()
+        place, piece = placed[begun - 1]
+        if isinstance(piece, Typed) and len(piece.text) > MOST_PARTLY_TYPED_CHARS:
+            return begun - 1, ()
+        texts = self._texts(marked.text[place:end], place, marked.marks)
+        return begun - 1, [piece for _, piece in texts]
+
+    def _cut(self, text: str, turns: Mapping[int, KnownTurn], marks: Marks) -> list[tuple[int, _Piece]]:
+        """Cut a rendered text at its marks, and look up what is only text; say where each piece begins."""
+        pieces: list[tuple[int, _Piece]] = []
+        start = 0
         for begin, end, message in marks.turns(text):
-            pieces += [*self._texts(text[start:begin], marks), _Turn(message)]
-            pieces += self._texts(turns[message].rest, marks)
+            pieces += [*self._texts(text[start:begin], start, marks, ended=True), (begin, _Turn(message))]
+            pieces += [(end, piece) for _, piece in self._texts(turns[message].rest, end, marks)]
             start = end
-        return [*pieces, *self._texts(text[start:], marks)]
+        return [*pieces, *self._texts(text[start:], start, marks)]
 
-    def _texts(self, text: str, marks: Marks) -> list[_Piece]:
-        return [
-            piece if isinstance(piece, Typed) else _Plain(piece, self._tokenizer.look_up(piece, False))
-            for piece in self._control.apart(text, marks)
-        ]
+    def _texts(self, text: str, start: int, marks: Marks, ended: bool = False) -> list[tuple[int, _Piece]]:
+        pieces: list[tuple[int, _Piece]] = []
+        for place, piece in self._control.apart(text, marks):
+            known = piece if isinstance(piece, Typed) else _Plain(piece, self._looked_up(piece, ended))
+            pieces.append((start + place, known))
+        return pieces
 
-    def _encoded(self, pieces: Sequence[_Piece], turns: Mapping[int, KnownTurn]) -> tuple[bytes, int | None]:
-        """Return packed ids; or the message of the first turn that was generated after others."""
+    def _looked_up(self, text: str, ended: bool = False) -> PartlyKnown:
+        # The template writes BOS itself.
+        return self._tokenizer.look_up(text, add_special_tokens=False, ended=ended)
+
+    def _encoded(
+        self, pieces: Sequence[_Piece], turns: Mapping[int, KnownTurn]
+    ) -> tuple[list[bytes], int | None]:
+        """Return each piece's ids; or the message of the first turn that was generated after others."""
         packed = list[bytes]()
         so_far = before = hashlib.blake2b(digest_size=16)
         for index, piece in enumerate(pieces):
@@ -163,7 +192,7 @@ class Conversations:
                     so_far = before.copy()
                     so_far.update(trimmed)
                     if so_far.digest() != turn.after:
-                        return b"", piece.message
+                        return [], piece.message
                     packed[-1:] = [trimmed]
                 ids = turn.packed
             elif isinstance(piece, _Plain):
@@ -173,13 +202,16 @@ class Conversations:
             packed.append(ids)
             before = so_far.copy()
             so_far.update(ids)
-        return b"".join(packed), None
+        return packed, None
 
     def _trimmed(self, piece: _Piece | None) -> bytes:
         """Return the ids of a text without spaces at its end: some templates put one before what was said."""
-        if not isinstance(piece, _Plain):
-            return b""
-        return self._tokenizer.complete(self._tokenizer.look_up(piece.text.rstrip(" "), False))
+        match piece:
+            case _Plain(text):
+                return self._tokenizer.complete(self._looked_up(text.rstrip(" ")))
+            case Typed(text):
+                return self._tokenizer.encode_typed(text.rstrip(" "))
+        return b""
 
 
 def _less(prompt: ChatPrompt, turns: Mapping[int, KnownTurn]) -> dict[int, KnownTurn]:
@@ -193,10 +225,8 @@ def _common_tokens(one: bytes, other: bytes) -> int:
     low, high = 0, min(len(one), len(other)) // _TOKEN_BYTES
     while low < high:
         middle = (low + high + 1) // 2
-        if (
-            one[low * _TOKEN_BYTES : middle * _TOKEN_BYTES]
-            == other[low * _TOKEN_BYTES : middle * _TOKEN_BYTES]
-        ):
+        part = slice(low * _TOKEN_BYTES, middle * _TOKEN_BYTES)
+        if one[part] == other[part]:
             low = middle
         else:
             high = middle - 1

@@ -47,6 +47,9 @@ def _cut(tokenizer: TextTokenizer, ids: Sequence[int], text: str) -> tuple[int, 
         done += len(piece)
         if piece:
             places.append((count, done))
+    else:
+        if text[done:] == detokenizer.flush():  # decoded at once, bytes that are no character may differ
+            return len(ids), ""
     for count, chars in places[: -MOST_STEPS_BACK - 1 : -1]:
         if tokenizer.decode(ids[:count]) == text[:chars]:  # and no character is begun
             return count, text[chars:]

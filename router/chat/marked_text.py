@@ -80,8 +80,10 @@ class MarkedText:
             before = "".join(mark for chars, mark in points if chars is not None)
             after = "".join(mark for chars, mark in points if chars is None)
             return ChatMessage("assistant", f"{before}{self.marks.turn(index)}{after}")
+        message = self._control.hidden_in(message, self.marks)
+        if not points and not self._control.typed_in(content):
+            return message
         # A template that trims does not see the white space at an end that has a mark behind it.
         first, last = len(content) - len(content.lstrip()), len(content.rstrip())
         places = [(min(max(last if c is None else c, first), last), mark) for c, mark in points]
-        message = self._control.hidden_in(message, self.marks)
         return replace(message, content=self._control.hidden(content, self.marks, places))

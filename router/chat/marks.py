@@ -9,14 +9,16 @@ import re
 import secrets
 from collections.abc import Callable, Iterator
 
+_ANY = re.compile(r"(kv[0-9a-f]{16})([tcp])([0-9]{6})")
+"""No two of them overlap, whoever wrote them."""
+_CHARS = 25
+
 
 class Marks:
     """Of one conversation. A mark has a kind, a letter, and a number."""
 
     def __init__(self) -> None:
         self._secret = "kv" + secrets.token_hex(8)
-        self._chars = len(self.point(0))
-        self._any = re.compile(self._secret + r"([tcp])(\d{6})")
 
     def turn(self, message: int) -> str:
         """Stand for what the assistant said in this message."""
@@ -30,11 +32,15 @@ class Marks:
         """Stand for nothing, at a place that is looked for."""
         return f"{self._secret}p{number:06}"
 
+    def controls_in(self, text: str) -> bool:
+        """Whether a text has marks of control tokens."""
+        return f"{self._secret}c" in text
+
     def turns(self, text: str) -> Iterator[tuple[int, int, int]]:
         """Yield (start, end, message) of the turns in a text."""
-        for found in self._any.finditer(text):
-            if found[1] == "t":
-                yield found.start(), found.end(), int(found[2])
+        for found in _ANY.finditer(text):
+            if found[1] == self._secret and found[2] == "t":
+                yield found.start(), found.end(), int(found[3])
 
     def places(self, text: str, marked: str) -> dict[int, int]:
         """Return where in a text the points are which that text, rendered again, has.
@@ -43,24 +49,27 @@ class Marks:
         """
         kept, places = list[str](), dict[int, int]()
         length = start = 0
-        for found in self._any.finditer(marked):
-            if found[1] == "p":
+        for found in _ANY.finditer(marked):
+            if found[1] == self._secret and found[2] == "p":
                 kept.append(marked[start : found.start()])
                 length += len(kept[-1])
                 start = found.end()
-                places.setdefault(int(found[2]), length)
+                places.setdefault(int(found[3]), length)
         same = _common_chars(text, "".join([*kept, marked[start:]]))
         return {number: min(place, same) for number, place in places.items()}
 
     def replaced(self, text: str, spell: Callable[[int], str]) -> str:
         """Return a text with its control tokens spelled again."""
-        if self._secret not in text:
+        if not self.controls_in(text):
             return text
-        return self._any.sub(lambda found: spell(int(found[2])) if found[1] == "c" else found[0], text)
+        return _ANY.sub(
+            lambda found: spell(int(found[3])) if found[1] == self._secret and found[2] == "c" else found[0],
+            text,
+        )
 
     def before(self, text: str, end: int) -> int:
         """Return the end, or where the mark begins that it would cut in two."""
-        near = self._any.finditer(text, max(0, end - self._chars), end + self._chars)
+        near = _ANY.finditer(text, max(0, end - _CHARS), end + _CHARS)
         return next((found.start() for found in near if found.start() < end < found.end()), end)
 
 

@@ -162,3 +162,10 @@ def _check_breakpoints(prompt: ChatPrompt) -> None:
             raise InvalidRequest(
                 "cache_control", f"must be in one of {len(prompt.messages)} messages, is in {point.message}"
             )
+        if point.message is not None and point.chars is not None:
+            most = len(prompt.messages[point.message].content)
+            if not 0 <= point.chars <= most:
+                raise InvalidRequest(
+                    "cache_control",
+                    f"must be within the {most} characters of its message, is at {point.chars}",
+                )

@@ -40,8 +40,7 @@ class ChatRenderer:
 
         Raises InvalidRequest when the template refuses it, or parameters are no JSON object.
         """
-        of_tools = [m for m in messages if m.tool_calls or m.role == "tool"]
-        if tools or of_tools:
+        if tools or bool([m for m in messages if m.tool_calls or m.role == "tool"]):
             if self._knows_tools:
                 if self._wants_short_ids:
                     messages = [with_short_ids(message) for message in messages]

@@ -14,8 +14,16 @@ from tiny_tokenizer import EOT, TEMPLATE, save_tokenizer
 from tool_templates import HERMES, LLAMA, MISTRAL, PLAIN
 
 from kvhive.proto.block_hash import unpack_tokens
+from kvhive.proto.errors import InvalidRequest
 from kvhive.router.chat.conversation import Conversations
-from kvhive.router.chat.messages import CacheBreakpoint, ChatMessage, ChatPrompt, Tool, ToolCall
+from kvhive.router.chat.messages import (
+    CacheBreakpoint,
+    ChatMessage,
+    ChatPrompt,
+    Tool,
+    ToolCall,
+    check_chat,
+)
 from kvhive.router.chat.rendering import ChatRenderer
 from kvhive.router.tokenizer import TextTokenizer
 
@@ -116,6 +124,12 @@ def test_behind_a_turn_that_is_known(tokenizer: TextTokenizer) -> None:
     before = len(talk.ids(ChatPrompt((USER,))))
     assert counts[:2] == (before + 5, before), "and inside, before it"
     assert tokenizer.decode(unpack_tokens(packed)[: counts[2]]).endswith("hello world")
+
+
+def test_a_breakpoint_behind_the_end_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"^cache_control: .*within the 11 characters .*, is at 12"):
+        check_chat(ChatPrompt((USER,), breakpoints=(at(0, 12),)))
+    check_chat(ChatPrompt((USER,), breakpoints=(at(0, 11),)))
 
 
 CONTENTS = st.lists(st.sampled_from([*FRAGMENTS, "<|begin|>"]), max_size=8).map("".join)

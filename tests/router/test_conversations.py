@@ -60,7 +60,7 @@ async def test_every_turn_extends_the_one_before(
 ) -> None:
     """Whichever of two choices the client goes on with; and in another salt, its text alone counts."""
     if not short:
-        monkeypatch.setattr(prompt_module, "SHORT_TOKENS", 0)
+        monkeypatch.setattr(prompt_module, "SHORT_ANSWER", 0)
     words = ("wonderful", "marvellous")
     spelled = tuple(tuple(tokenizer.encode(letter, False)[0] for letter in word) for word in words)
     workers, messages = Speaker(letters=spelled), list[ChatMessage]()

@@ -21,6 +21,10 @@ from kvhive.router.token_vocabulary import token_vocabulary
 from kvhive.router.tokenizer import TextTokenizer
 
 FINE = [
+    Grammar(
+        "json_schema",
+        json.dumps({"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(250)}}),
+    ),
     Grammar("json_object"),
     Grammar("json_schema", '{"type": "integer"}'),
     Grammar("regex", "(a+)+b?"),
@@ -49,6 +53,9 @@ BAD = {
     ),
     "alternatives": schema(
         {"allOf": [{"anyOf": [{"minLength": i}, {"maxLength": 100 + i}]} for i in range(18)]}
+    ),
+    "optional properties": schema(
+        {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(1000)}}
     ),
     "keyword": schema({"not": {}}),
     "values": schema({"enum": list(range(10_001))}),

@@ -27,8 +27,8 @@ def long_text(seed: int, words: int = 400) -> str:
     return " ".join(random.Random(seed).choices(["hello", "world", "1234", "well.", "<|im_end|>"], k=words))
 
 
-def encoded(known: KnownText, text: str, special: bool = False) -> list[int]:
-    return unpack_tokens(known.complete(known.look_up(text, special)))
+def encoded(known: KnownText, text: str, special: bool = False, ended: bool = False) -> list[int]:
+    return unpack_tokens(known.complete(known.look_up(text, special, ended)))
 
 
 @pytest.mark.parametrize("kept", [0, 20_000, 10**9])
@@ -38,7 +38,9 @@ def test_new_known_and_partly_known_texts_all_equal_the_whole(tokenizer: Tokeniz
     for text in odd_texts(200, seed=6):
         text = choices.choice(["", "hello", " ", *begins, *begins]) + text
         special = choices.random() < 0.5
-        assert encoded(known, text, special) == tokenizer.encode(text, add_special_tokens=special).ids, text
+        ended = choices.random() < 0.5
+        ids = tokenizer.encode(text, add_special_tokens=special).ids
+        assert encoded(known, text, special, ended) == ids, text
         assert known.kept_bytes <= kept
 
 
@@ -49,6 +51,15 @@ def test_a_conversation_that_goes_on_costs_what_is_new(tokenizer: Tokenizer) -> 
         new = " " + " ".join(map(str, range(10_000 * turn, 10_000 * turn + 50)))
         text += new
         assert 0 < known.look_up(text, False).unknown_chars < len(new) + 2 * PASSAGE_CHARS + 10
+
+
+def test_a_text_that_ends_for_others_is_known_whole(tokenizer: Tokenizer) -> None:
+    known, text = KnownText(tokenizer), "hello world well. hello"
+    for _ in range(2):
+        encoded(known, text, ended=True)
+    assert [pieces for _, pieces in known.look_up(text, False).passages] == [
+        [pack_tokens(encoded(known, text))]
+    ]
 
 
 def test_a_text_of_known_words_costs_nothing(tokenizer: Tokenizer) -> None:

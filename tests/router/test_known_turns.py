@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import random
+from pathlib import Path
+
 import pytest
 from chats import Talk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from odd_texts import FRAGMENTS
-from tiny_tokenizer import EOT, save_tokenizer
+from tiny_tokenizer import EOS, EOT, save_tokenizer, sentencepiece_parts
+from tool_templates import KNOW_TOOLS, LLAMA, MISTRAL, PLAIN, THINKS
 
 from kvhive.router.chat.known_turns import KnownTurn, KnownTurns
 from kvhive.router.chat.messages import ChatMessage, ChatPrompt, ToolCall
 from kvhive.router.frontend import ToolCallDelta
 from kvhive.router.tokenizer import TextTokenizer
 
-BLOCK = 4
+SPACED = (
+    "{% for m in messages %}{% if m.role == 'user' %}<s>[INST] {{ m.content }} [/INST]"
+    "{% else %} {{ m.content | trim }}</s>{% endif %}{% endfor %}"
+)
 
 
 @pytest.fixture(scope="module", params=["llama-bpe", "gpt-2"])
@@ -71,6 +79,25 @@ def test_the_next_prompt_begins_with_this_one_and_its_answer(
         kept = starts_alike(after[len(before) :], counted)
         assert kept >= whole_ids(tokenizer, counted, turn.content)
         assert tokenizer.decode(after[len(before) :]).startswith(f"{turn.content}\nuser\nand?")
+
+
+@pytest.mark.parametrize("scheme", ["prepend", "first", "never"])
+def test_vocabularies_with_spaces_in_their_words(scheme: str) -> None:
+    """Whatever tokens come, halves of characters too; and whatever control tokens the user types."""
+    tokenizer, choices = TextTokenizer(sentencepiece_parts(scheme, SPACED)), random.Random(scheme)
+    for _ in range(40):
+        talk, messages = Talk(tokenizer), list[ChatMessage]()
+        for _ in range(3):
+            said = "".join(choices.choices([*FRAGMENTS, "<s>", "</s>"], k=choices.randint(0, 8)))
+            messages.append(ChatMessage("user", said))
+            prompt = ChatPrompt(tuple(messages))
+            before = talk.ids(prompt)
+            answer = choices.choices(range(3, tokenizer.vocab_size), k=choices.randint(1, 12))
+            turn, _ = talk.answered(prompt, answer + choices.choice([[], [2]]))
+            messages.append(turn)
+            after = talk.ids(ChatPrompt((*messages, ChatMessage("user", "x"))))
+            assert after[: len(before) + len(answer)] == before + answer
+            assert after.count(1) == len(messages) // 2 + 1, "nobody types a turn's beginning"
 
 
 def test_an_answer_is_there_once_and_so_is_its_end(tokenizer: TextTokenizer) -> None:
@@ -131,6 +158,59 @@ def test_the_same_words_after_other_ids_are_tokenised(tokenizer: TextTokenizer) 
     assert model.ids(third)[: len(model.ids(second)) + 5] == model.ids(second) + letters
     del known[key]
     assert model.ids(third) == tokenizer.encode(tokenizer.render_chat(third.messages), False)
+
+
+def with_template(directory: Path, source: str) -> TextTokenizer:
+    save_tokenizer(directory, "llama-bpe")
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    (directory / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": source}))
+    return TextTokenizer.load(directory)
+
+
+@pytest.mark.parametrize(("source", "kept"), [(PLAIN, True), (THINKS, False)])
+def test_a_template_that_leaves_thoughts_out_has_its_way(source: str, kept: bool, tmp_path: Path) -> None:
+    tokenizer = with_template(tmp_path, source)
+    talk, prompt = Talk(tokenizer, {EOT}), ChatPrompt((ChatMessage("user", "hello"),))
+    letters = [id for letter in "<think>\nhello</think>\n\nhello" for id in tokenizer.encode(letter, False)]
+    turn, _ = talk.answered(prompt, letters)
+    after = ChatPrompt((*prompt.messages, turn, ChatMessage("user", "x")))
+    before = talk.ids(prompt)
+    if kept:
+        assert talk.ids(after)[: len(before) + len(letters)] == before + letters
+    else:
+        assert talk.ids(after) == tokenizer.encode(tokenizer.render_chat(after.messages), False)
+    assert tokenizer.decode(talk.ids(after)).count("think") == 2 * kept
+
+
+@pytest.mark.parametrize("source", [LLAMA, MISTRAL])
+def test_templates_that_trim_or_put_a_space_before_it(source: str, tmp_path: Path) -> None:
+    """What was generated stands where it was generated, as it was."""
+    tokenizer = with_template(tmp_path, source)
+    talk, prompt = Talk(tokenizer, {EOT}), ChatPrompt((ChatMessage("user", "hello"),))
+    letters = [id for letter in "  hello \n" for id in tokenizer.encode(letter, False)]
+    turn, _ = talk.answered(prompt, letters)
+    before = talk.ids(prompt)
+    after = talk.ids(ChatPrompt((*prompt.messages, turn, ChatMessage("user", "x"))))
+    assert after[: len(before) + len(letters) + 1] == [*before, *letters, EOS if source == MISTRAL else EOT]
+
+
+@pytest.mark.parametrize("source", KNOW_TOOLS.values(), ids=KNOW_TOOLS)
+def test_a_template_may_refuse_turns_without_their_calls(source: str, tmp_path: Path) -> None:
+    """Mistral's counts turns: then calls are what the template makes of them, and the rest is as ever."""
+    tokenizer = with_template(tmp_path, source)
+    talk, prompt = Talk(tokenizer, {EOT}), ChatPrompt((ChatMessage("user", "go"),))
+    letters = [id for letter in "hello" for id in tokenizer.encode(letter, False)]
+    called, _ = talk.answered(prompt, letters, calls=[ToolCallDelta(0, "abcdefghi", "f", "{}")])
+    tool = ChatMessage("tool", "3", tool_call_id="abcdefghi")
+    second = ChatPrompt((*prompt.messages, called, tool))
+    before = talk.ids(second)
+    assert before[: len(talk.ids(prompt)) + 5] == talk.ids(prompt) + letters
+    turn, _ = talk.answered(second, letters)
+    third = ChatPrompt((*second.messages, turn, ChatMessage("user", "x")))
+    if source == MISTRAL:  # which has two turns of the assistant's then, one behind the other
+        assert talk.ids(third) == tokenizer.encode(tokenizer.render_chat(third.messages), False)
+    else:
+        assert talk.ids(third)[: len(before) + 5] == before + letters
 
 
 def test_calls_are_equal_where_they_mean_the_same(tokenizer: TextTokenizer) -> None:

@@ -198,6 +198,22 @@ async def test_a_stream_that_moves_takes_its_pins_along(redis_server: EmbeddedRe
             await rig.idle()
 
 
+async def test_a_stream_whose_worker_has_no_more_room_for_it_goes_on_elsewhere(
+    redis_server: EmbeddedRedis, demo_gguf: Path
+) -> None:
+    """As pins may have it, after the first tokens; no failure of anybody's."""
+    async with running_router(redis_server.url, demo_gguf) as rig:
+        rig.frail.full, rig.frail.fates[7] = True, [3]
+        prompt = prompt_of(1, 41)
+        sampling = SamplingParams(max_tokens=9, ignore_eos=True, seed=7)
+        answer = await rig.ask(prompt, sampling=sampling, pins=(PromptPin(HOUR, 24),))
+        assert answer.token_ids == rig.oracle(prompt, 9)
+        assert (answer.usage.failovers, rig.dispatcher.counters.passes) == (0, 1)
+        assert answer.usage.kept == (KeptPrefix(24, HOUR, True),)
+        assert pinned_blocks(rig)[answer.usage.worker_id] == 6
+        await rig.idle()
+
+
 async def test_prewarming_answers_when_every_worker_holds_and_keeps_it(
     redis_server: EmbeddedRedis, demo_gguf: Path
 ) -> None:

@@ -109,6 +109,30 @@ async def test_survivors_keep_the_hot_hits_of_who_went_and_none_without_a_hand_o
         await at_rest(*three.heirs)
 
 
+async def test_what_a_pin_kept_is_kept_by_the_heir_and_what_is_not_is_not() -> None:
+    """Whose it is and for how long goes along; a worker that only shares what is hot keeps its pins alone."""
+    async with trio() as three:
+        pins = [worker_pb2.WorkerPin(tokens=16, ttl_s=900), worker_pb2.WorkerPin(tokens=32, ttl_s=300)]
+        asked = three.victim.request("pinned", session(1), 1, pins=pins, tenant="t")
+        (first, *_) = await three.victim.generate(asked)
+        assert first.pinned_tokens == 32
+        await three.cached(three.victim, "plain", session(2))
+        sharing = HandOver()
+        joined = as_record(three.heirs[1])
+        await hand_over(as_record(three.victim), [joined], three.calls, BlindIndex(), sharing)
+        assert sharing.blocks_done and not three.heirs[1].pool.leases.total
+        order = DrainOrder("w1", 20.0)
+        await drain(order, three.means, DrainProgress(order))
+        await at_rest(*three.heirs)
+        kept = {
+            (block.lease.depth, block.lease.ttl_s, block.lease.tenant)
+            for heir in three.heirs
+            for block in heir.pool.blocks
+            if block.lease
+        }
+        assert kept == {(depth, 900.0 if depth < 4 else 300.0, "t") for depth in range(8)}
+
+
 async def test_a_draining_worker_takes_nothing_new_and_what_runs_goes_on() -> None:
     async with trio(step_s=0.01) as three:
         running = three.victim.stub.Generate(
@@ -213,7 +237,10 @@ async def test_nobody_is_given_more_than_its_room() -> None:
     async with trio() as three:
         for number in range(SESSIONS):
             await three.cached(three.victim, f"a/{number}", session(number))
-        small = replace(as_record(three.heirs[0]), load=LoadReport(blocks_total=256, blocks_free=20))
+        small = replace(
+            as_record(three.heirs[0]),
+            load=LoadReport(blocks_total=256, blocks_free=20, blocks_cached=50, blocks_pinned=60),
+        )
         progress = HandOver()
         await hand_over(as_record(three.victim), [small], three.calls, BlindIndex(), progress)
         assert 0 < three.heirs[0].pool.usage().cached <= 20

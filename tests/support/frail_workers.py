@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from kvhive.proto.v1 import worker_pb2
-from kvhive.router.worker_client import WorkerClient, WorkerLost
+from kvhive.router.worker_client import WorkerBusy, WorkerClient, WorkerLost
 
 
 @dataclass
@@ -18,6 +18,8 @@ class FrailWorkers:
     fates: dict[int, list[int]] = field(default_factory=dict)
     """Seed of a request -> after how many tokens each of its workers in turn dies."""
     deaths: int = 0
+    full: bool = False
+    """They do not die, but have no more room."""
 
     async def generate(
         self, address: str, request: worker_pb2.WorkerGenerateRequest
@@ -34,6 +36,8 @@ class FrailWorkers:
                     assert fates
                     fates.pop(0)
                     self.deaths += 1
+                    if self.full:
+                        raise WorkerBusy("pinned blocks left no room")
                     raise WorkerLost(f"the worker at {address} died after {most} tokens")
                 yield message
 

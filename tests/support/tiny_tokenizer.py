@@ -5,7 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+
+from kvhive.router.tokenizer_parts import TokenizerParts
 
 SPECIAL = ["<|begin|>", "<|im_start|>", "<|im_end|>", "<|end|>"]
 BOS, EOS, EOT = 0, 3, 2
@@ -44,3 +55,28 @@ def save_tokenizer(directory: Path, pre: str) -> None:
     tokenizer.save(str(directory / "tokenizer.json"))
     named = {"bos_token": SPECIAL[BOS], "eos_token": SPECIAL[EOS], "chat_template": TEMPLATE}
     (directory / "tokenizer_config.json").write_text(json.dumps(named))
+
+
+def sentencepiece_parts(scheme: str, template: str) -> TokenizerParts:
+    """A vocabulary with `▁` for spaces and bytes as tokens, of which texts may not be cut."""
+    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
+    merges = ["h e", "l l", "he ll", "hell o", "▁ hello", "▁ w", "o r", "▁w or", "l d", "▁wor ld"]
+    entries = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *letters]
+    entries += [merge.replace(" ", "") for merge in merges]
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    vocabulary = {word: index for index, word in enumerate(entries)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs, byte_fallback=True, unk_token="<unk>"))
+    if scheme == "prepend":
+        steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        tokenizer.normalizer = normalizers.Sequence(steps)
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme=scheme, split=False)
+    decoding = [
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
+    tokenizer.decoder = decoders.Sequence(decoding)
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in entries[:3]])
+    return TokenizerParts(tokenizer, {}, frozenset({2}), template)

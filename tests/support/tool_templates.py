@@ -119,6 +119,18 @@ PLAIN = """
 """
 """Knows no tools."""
 
+THINKS = """
+{%- for message in messages %}
+    {%- set said = message.content %}
+    {%- if message.role == 'assistant' %}
+        {%- set said = said.split('</think>')[-1].lstrip('\\n') %}
+    {%- endif %}
+    {{- '<|im_start|>' + message.role + '\\n' + said + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+"""Leaves out what earlier turns thought."""
+
 BARE = """
 {%- for message in messages %}
     {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}

@@ -8,6 +8,7 @@ from kvhive.proto.block_hash import BlockHash
 from kvhive.proto.errors import InvalidRequest
 from kvhive.worker.block_pool import Block, BlockPool
 from kvhive.worker.hot_chains import HALF_LIFE_S, SCANNED, HotBounds, hot_chains
+from kvhive.worker.pins import ChainPin
 
 
 def h(name: str) -> BlockHash:
@@ -96,6 +97,20 @@ def test_what_a_pin_keeps_goes_first_however_cold_and_its_tail_does_not() -> Non
         rig.pool.release(block, 0.0)
     rig.ask("hot", now=3000.0, times=5)
     assert rig.listed(now=3000.0) == [("pin", 3, 0), ("hot", 3, 12), ("pinned", 3, 0)]
+
+
+def test_a_chain_says_what_keeps_its_beginning_and_ends_where_that_changes() -> None:
+    rig = Rig()
+    blocks = rig.hold("abcdef")
+    assert rig.pool.pin(blocks[:4], [90.0, 90.0, 30.0, 30.0], "t", 0.0) is None
+    for block in reversed(blocks):
+        rig.pool.release(block, 0.0)
+    found = hot_chains(rig.pool, (), HotBounds(9, 9), 0.0)
+    assert [(len(c.hashes), c.new_blocks, c.pin) for c in found] == [
+        (2, 2, ChainPin(2, 90.0, "t")),
+        (4, 2, ChainPin(4, 30.0, "t")),
+        (6, 2, ChainPin(4, 30.0, "t")),
+    ]
 
 
 def test_a_block_that_is_used_again_begins_anew() -> None:

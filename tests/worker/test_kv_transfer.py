@@ -322,7 +322,24 @@ async def test_a_list_without_bounds_is_refused(chains: int, blocks: int, field:
         assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-@pytest.mark.parametrize("chains", [[], [worker_pb2.Chain(hashes=b"x" * 33)], [worker_pb2.Chain()]])
+def pinned(**pin: object) -> list[worker_pb2.Chain]:
+    fields = {"blocks": 1, "ttl_s": 1.0, **pin}
+    return [worker_pb2.Chain(hashes=b"x" * 32, pin=worker_pb2.ChainPin(**fields))]
+
+
+@pytest.mark.parametrize(
+    "chains",
+    [
+        [],
+        [worker_pb2.Chain(hashes=b"x" * 33)],
+        [worker_pb2.Chain()],
+        pinned(blocks=2),
+        pinned(blocks=0),
+        pinned(ttl_s=0.0),
+        pinned(ttl_s=float("nan")),
+        pinned(tenant="t" * 257),
+    ],
+)
 async def test_chains_that_are_none_are_refused(chains: list[worker_pb2.Chain]) -> None:
     async with pair() as (a, _):
         request = worker_pb2.FetchChainsRequest(worker_id="a", source=source_of(a, 1), chains=chains)

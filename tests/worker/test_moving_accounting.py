@@ -12,6 +12,7 @@ from kvhive.proto.block_chain import hash_chain
 from kvhive.proto.block_hash import namespace_extras
 from kvhive.worker.block_desk import PullOutcome
 from kvhive.worker.block_moves import Arrival, Loan
+from kvhive.worker.pins import ChainPin
 from kvhive.worker.sequence import BlockSource
 
 ENOUGH_PULLS = 120
@@ -73,15 +74,19 @@ class MovingAccounting(PoolAccounting):
             for _ in range(1 + twice):
                 self.rig.engine.desk.ended(arrival, outcome)
 
-    @rule(prefix=st.sampled_from(PREFIXES), salt=st.sampled_from(["", "s"]))
-    def fetch(self, prefix: list[int], salt: str) -> None:
+    @rule(
+        prefix=st.sampled_from(PREFIXES),
+        salt=st.sampled_from(["", "s"]),
+        pin=st.sampled_from([None, ChainPin(2, 5.0, "a"), ChainPin(3, 100.0, "b")]),
+    )
+    def fetch(self, prefix: list[int], salt: str, pin: ChainPin | None) -> None:
         """A chain for its own sake."""
         self.attach()
         chain = hash_chain(ROOT, prefix, BLOCK, namespace_extras(salt))
         for index, block_hash in enumerate(chain):
             self.tokens_of[block_hash] = prefix[index * BLOCK : (index + 1) * BLOCK]
             self.parents[block_hash] = chain[index - 1] if index else ROOT
-        self.rig.engine.desk.fetch(chain, SOURCE, lambda blocks, error: None)
+        self.rig.engine.desk.fetch(chain, SOURCE, lambda blocks, error: None, pin)
 
     @rule(prefix=st.sampled_from(PREFIXES), salt=st.sampled_from(["", "s"]))
     def lend(self, prefix: list[int], salt: str) -> None:
