@@ -240,6 +240,7 @@ class Tour:
         assert streamed.tool_calls[0].function.name in ("get_weather", "get_time")
         messages.append(message)
         messages += [{"role": "tool", "tool_call_id": c.id, "content": "sunny"} for c in message.tool_calls]
+        fields["max_tokens"] = 20
         after = await self.client.chat.completions.create(messages=messages, tool_choice="none", **fields)
         assert after.choices[0].message.tool_calls is None
 
@@ -249,7 +250,7 @@ class Tour:
 
     async def calling_chat(self) -> None:
         """Six turns, of which every other one calls a tool."""
-        await self._grow(6, 120, lambda turn: ("auto", "required")[turn % 2])
+        await self._grow(6, 64, lambda turn: ("auto", "required")[turn % 2])
 
     async def _grow(self, turns: int, max_tokens: int, choice: Callable[[int], Any]) -> None:
         """Each turn finds all full blocks of the one before it, prompt and answer, in the cache."""
