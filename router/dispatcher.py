@@ -158,7 +158,7 @@ class Dispatcher:
 
     async def prewarm(self, request: GenerateRequest, workers: int) -> list[Usage]:
         """See TokenizingFrontend."""
-        with self._admission.admitted():
+        with self._admission.admitted(request.tenant, request.priority):
             return await prewarmed(request, workers, self._begin)
 
     async def _begin(self, request: GenerateRequest, avoid: set[str], pull_from: str) -> Run:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from threading import Lock
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -16,7 +17,10 @@ T = TypeVar("T")
 BODY_TIMEOUT_S = 60.0
 """Longest a client may take to send its body: a slow one must not hold memory for ever."""
 OFF_LOOP_BYTES = 64 * 1024
-"""Larger bodies are parsed in a thread, so that other streams go on where the parser lets them."""
+"""Larger bodies are parsed in a thread, so that other streams go on where the parser lets them ..."""
+_LARGE = Lock()
+"""... and one at a time: each that is parsed holds the event loop up for milliseconds, and for all of theirs
+together if they took turns with it."""
 MAX_JSON_PARTS = 100_000
 """Commas and opening brackets in a body, which is what parsing costs and holds everybody up for: a long
 conversation has thousands."""
@@ -54,7 +58,12 @@ async def parsed(body: bytes, parse: Callable[[dict[str, Any]], T]) -> T:
     """Return what a dialect makes of the JSON object in a body. Raises InvalidRequest."""
     if len(body) <= OFF_LOOP_BYTES:
         return parse(parse_object(body))
-    return await asyncio.to_thread(lambda: parse(parse_object(body)))
+    return await asyncio.to_thread(_parsed_alone, body, parse)
+
+
+def _parsed_alone(body: bytes, parse: Callable[[dict[str, Any]], T]) -> T:
+    with _LARGE:
+        return parse(parse_object(body))
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

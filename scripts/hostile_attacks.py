@@ -117,9 +117,8 @@ async def idle_streams(http: str, target: str) -> None:
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         writers.append(writer)
     async with grpc.aio.insecure_channel(target) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        watch_health = stub.Watch  # type: ignore[attr-defined]
-        watches = [watch_health(health_pb2.HealthCheckRequest()) for _ in range(500)]
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(500)]
         for watch in watches:
             await watch.read()
         await asyncio.Event().wait()

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -22,6 +24,7 @@ from kvhive.router import doors, http_protocol
 from kvhive.router.doors import Doors
 from kvhive.router.grpc_service import InferenceService
 from kvhive.router.http_app import create_app
+from kvhive.router.http_body import OFF_LOOP_BYTES, parsed
 from kvhive.router.http_protocol import MAX_HEADERS
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -212,4 +215,35 @@ async def test_a_template_of_the_callers_own_is_never_rendered(
         response = await post(http, "say a", **fields)
         assert response.status_code == 400 and "chat_template" in response.json()["error"]["message"]
         assert time.monotonic() - began < 5
+    assert frontend.requests == []
+
+
+async def test_large_bodies_are_parsed_one_at_a_time() -> None:
+    """Or their threads together keep the event loop from its turn."""
+    at_once, most = 0, 0
+
+    def parse(body: dict[str, Any]) -> int:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        time.sleep(0.02)
+        at_once -= 1
+        return len(body["a"])
+
+    body = b'{"a": "%s"}' % (b"x" * OFF_LOOP_BYTES)
+    assert await asyncio.gather(*(parsed(body, parse) for _ in range(4))) == [OFF_LOOP_BYTES] * 4
+    assert most == 1
+
+
+async def test_a_model_is_named_and_never_loaded_from_where_a_caller_says(
+    http: httpx.AsyncClient, frontend: ScriptedFrontend, tmp_path: Path
+) -> None:
+    """Fault 109: a path, a URL, a folder with a pickle are names that are not served, whatever lies there."""
+    (tmp_path / "adapter_model.bin").write_bytes(b"canary")
+    for name in ("../../etc", "http://127.0.0.1/adapter", str(tmp_path), str(tmp_path / "adapter_model.bin")):
+        answer = await post(http, "say a", model=name)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+    for field in ("lora_path", "adapter"):
+        answer = await post(http, "say a", **{field: str(tmp_path)})
+        assert answer.status_code == 400, "it would change the answer"
     assert frontend.requests == []

@@ -88,6 +88,15 @@ async def test_what_two_namespaces_leave_has_no_block_in_common(
         assert rig.mirror.block_count("w1") == 3 * (len(SECRET) // 4)
 
 
+async def test_what_a_key_prewarms_is_for_its_namespace(redis_server: EmbeddedRedis, demo_gguf: Path) -> None:
+    async with running_router(redis_server.url, demo_gguf, count=1) as rig:
+        frontend = KeyedFrontend(rig.dispatcher, Namespaces("token"))
+        asking.set(BOB)
+        assert (await frontend.prewarm(request(), 1))[0].cached_tokens == 0
+        cached = [(await ask(frontend, who, request())).cached_tokens for who in (ALICE, BOB, CAROL)]
+        assert cached == [0, LENGTH, LENGTH]
+
+
 async def test_a_restarted_router_of_the_same_cluster_finds_what_its_keys_have_cached(
     redis_server: EmbeddedRedis, demo_gguf: Path
 ) -> None:
