@@ -14,11 +14,12 @@ import re
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 import grpc
 
+from kvhive.client.connection import key_metadata
 from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.proto.v1 import inference_pb2_grpc
 from kvhive.scripts.fuzz_messages import random_call
@@ -30,6 +31,9 @@ LEFT_SHARE = 0.2
 CALLS_AT_ONCE = 16
 NEVER = {"INTERNAL", "UNKNOWN", "DATA_LOSS", "DEADLINE_EXCEEDED"}
 """Statuses that are never an answer to a caller's mistake; the last is our own deadline."""
+
+Key: TypeAlias = tuple[tuple[str, str], ...]
+"""What shows the caller's API key; empty: nothing."""
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Inference"]
 
@@ -47,21 +51,23 @@ class Outcome:
     """What was not idle at the end."""
 
 
-async def fuzz(target: str, cases: int, seed: int, only: int | None = None) -> Outcome:
+async def fuzz(target: str, cases: int, seed: int, only: int | None = None, api_key: str = "") -> Outcome:
     """Send so many cases, or only one of them."""
+    key = key_metadata(api_key)
     outcome, numbers = Outcome(), iter(range(cases) if only is None else [only])
     async with grpc.aio.insecure_channel(target, [("grpc.enable_http_proxy", 0)]) as channel:
 
         async def caller() -> None:
             for number in numbers:
-                await _case(channel, seed, number, outcome)
+                await _case(channel, key, (seed, number), outcome)
 
         await asyncio.gather(*(caller() for _ in range(CALLS_AT_ONCE)))
-        outcome.left = await _left(inference_pb2_grpc.InferenceStub(channel))
+        outcome.left = await _left(inference_pb2_grpc.InferenceStub(channel), key)
     return outcome
 
 
-async def _case(channel: grpc.aio.Channel, seed: int, number: int, outcome: Outcome) -> None:
+async def _case(channel: grpc.aio.Channel, key: Key, case: tuple[int, int], outcome: Outcome) -> None:
+    seed, number = case
     chance = random.Random(f"{seed}/{number}")
     # Generate is most of what there is to get wrong.
     methods = list(_SERVICE.methods)
@@ -70,9 +76,9 @@ async def _case(channel: grpc.aio.Channel, seed: int, number: int, outcome: Outc
     path = f"/{_SERVICE.full_name}/{method.name}"
     if method.server_streaming:
         leave_after = chance.randrange(4) if chance.random() < LEFT_SHARE else None
-        status, what = await _stream(channel, path, raw, leave_after)
+        status, what = await _stream(channel.unary_stream(path), raw, key, leave_after)
     else:
-        status, what = await _single(channel, path, raw)
+        status, what = await _single(channel.unary_unary(path), raw, key)
     outcome.statuses[f"{method.name} {status}"] += 1
     if status == "INVALID_ARGUMENT":
         outcome.refused[re.sub(r"\[.*?\]", "", what.partition(":")[0])[:80]] += 1
@@ -80,16 +86,16 @@ async def _case(channel: grpc.aio.Channel, seed: int, number: int, outcome: Outc
         outcome.failures.append(f"seed {seed}, case {number}, {method.name}: {status} {what}")
 
 
-async def _single(channel: Any, path: str, raw: bytes) -> tuple[str, str]:
+async def _single(method: Any, raw: bytes, key: Key) -> tuple[str, str]:
     try:
-        await channel.unary_unary(path)(raw, timeout=DEADLINE_S)
+        await method(raw, timeout=DEADLINE_S, metadata=key)
     except grpc.aio.AioRpcError as error:
         return error.code().name, error.details() or ""
     return "OK", ""
 
 
-async def _stream(channel: Any, path: str, raw: bytes, leave_after: int | None) -> tuple[str, str]:
-    call = channel.unary_stream(path)(raw, timeout=DEADLINE_S)
+async def _stream(method: Any, raw: bytes, key: Key, leave_after: int | None) -> tuple[str, str]:
+    call = method(raw, timeout=DEADLINE_S, metadata=key)
     seen, last = 0, b""
     try:
         while leave_after is None or seen < leave_after:
@@ -104,11 +110,11 @@ async def _stream(channel: Any, path: str, raw: bytes, leave_after: int | None) 
     return "left", ""
 
 
-async def _left(stub: inference_pb2_grpc.InferenceStub) -> list[str]:
+async def _left(stub: inference_pb2_grpc.InferenceStub, key: Key) -> list[str]:
     """Wait until all is idle, and say what is not."""
     until = asyncio.get_running_loop().time() + IDLE_WITHIN_S
     while True:
-        left = _busy(await stub.GetCluster(pb.GetClusterRequest(audit=True)))
+        left = _busy(await stub.GetCluster(pb.GetClusterRequest(audit=True), metadata=key))
         if not left or asyncio.get_running_loop().time() > until:
             return left
         await asyncio.sleep(0.2)
@@ -138,9 +144,10 @@ def _busy(cluster: pb.GetClusterResponse) -> list[str]:
 @click.option("--cases", type=click.IntRange(1), default=5000, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True)
 @click.option("--only", type=int, help="One case, by its number.")
-def main(target: str, cases: int, seed: int, only: int | None) -> None:
+@click.option("--api-key", envvar="KVHIVE_API_KEY", default="", help="An admin's, where keys are needed.")
+def main(target: str, cases: int, seed: int, only: int | None, api_key: str) -> None:
     """Fuzz the router at TARGET (host:port)."""
-    outcome = asyncio.run(fuzz(target, cases, seed, only))
+    outcome = asyncio.run(fuzz(target, cases, seed, only, api_key))
     for line in outcome.failures + outcome.left:
         click.echo(line, err=True)
     counts = {"statuses": outcome.statuses, "refused": dict(outcome.refused.most_common())}
