@@ -27,13 +27,13 @@ class PenaltyRow:
     """(token id, what is added); entries of one id add up."""
     forbidden: frozenset[int] = frozenset()
     """Tokens that must not be chosen; ids outside the vocabulary cannot be chosen anyway."""
-    allowed: torch.Tensor | None = None
-    """[words] int32 on the host: bit t % 32 of word t // 32 says whether token t may be chosen; what has no
-    bit may not. None allows all."""
     history: torch.Tensor | None = None
     """[n] int64: prompt, then output. None where nothing counts it."""
     prompt_tokens: int = 0
     """How many of `history` are the prompt."""
+    allowed: torch.Tensor | None = None
+    """[words] int32 on the host: bit t % 32 of word t // 32 says whether token t may be chosen; what has no
+    bit may not. None allows all."""
 
 
 def apply_penalties(logits: torch.Tensor, rows: Sequence[PenaltyRow | None]) -> None:

@@ -24,6 +24,11 @@ WHITE_SPACE = rf" |\n[ \t]{{0,{MAX_INDENT}}}"
 MAX_LEXER_STATES = 20_000
 """Of the automaton that a grammar's regular expressions become, at one or two kB each."""
 MAX_GRAMMAR_SYMBOLS = 100_000
+MAX_ROW_ITEMS = 1_200
+"""What may be begun at one place: of 300 optional properties each counts four times. An ambiguous grammar
+gets there within some hundred tokens, and computes for 40 ms at each, for which others' tokens wait."""
+MAX_STEP_ITEMS = 20_000
+"""... and be followed for one token."""
 _MESSAGE_CHARS = 300
 _READ_AS = {
     "whitespace_flexible": True,
@@ -57,7 +62,11 @@ def parser_limits() -> LLParserLimits:
     from llguidance import LLParserLimits
 
     return LLParserLimits(
-        max_lexer_states=MAX_LEXER_STATES, max_grammar_size=MAX_GRAMMAR_SYMBOLS, verbose_errors=False
+        max_lexer_states=MAX_LEXER_STATES,
+        max_grammar_size=MAX_GRAMMAR_SYMBOLS,
+        max_items_in_row=MAX_ROW_ITEMS,
+        step_max_items=MAX_STEP_ITEMS,
+        verbose_errors=False,
     )
 
 

@@ -25,13 +25,13 @@ from kvhive.router.dispatcher import Dispatcher, DispatchLimits
 from kvhive.router.doors import Doors, RouterEndpoints
 from kvhive.router.frontend import ModelInfo
 from kvhive.router.grpc_service import InferenceService
+from kvhive.router.http_app import create_app
 from kvhive.router.kv_index_choice import IndexKind, KvIndexChoice
 from kvhive.router.kv_index_mirror import KvIndexMirror
 from kvhive.router.kv_index_reader import KvIndexReader
 from kvhive.router.kv_index_redis import KvIndexRedis
 from kvhive.router.load_tracker import LoadTracker
 from kvhive.router.metrics import MeteredFrontend, RequestMetrics
-from kvhive.router.openai.api import create_app
 from kvhive.router.placement import Placer, RoutingState
 from kvhive.router.policies import make_policy
 from kvhive.router.predicted_blocks import PredictedBlocks

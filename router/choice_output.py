@@ -59,11 +59,11 @@ class ChoiceOutput:
 
     def finish(self) -> list[Piece]:
         """Return what was held back."""
-        rest: list[str | ToolCallDelta] = [self._text.finish()]
-        if self._calls is not None:
-            held = [] if self._sated else self._calls.push(str(rest[0]))
-            rest = held + self._calls.finish()
-        return _pieces(rest)
+        text = self._text.finish()
+        if self._calls is None:
+            return _pieces([text])
+        held = [] if self._sated else self._calls.push(text)
+        return _pieces(held + self._calls.finish())
 
 
 def _pieces(found: Iterable[str | ToolCallDelta]) -> list[Piece]:

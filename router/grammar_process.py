@@ -88,7 +88,7 @@ def _tried(tokenizer: LLTokenizer, kind: str, text: str) -> str:
 
 
 def _try(tokenizer: LLTokenizer, kind: str, text: str, writing: int) -> None:
-    """In the fork: compile and look once at what may come first, then end."""
+    """In the fork: compile and look at what may come first, then end."""
     status, said = 1, ""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where a library that dies says so
@@ -97,8 +97,10 @@ def _try(tokenizer: LLTokenizer, kind: str, text: str, writing: int) -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (COMPILE_CPU_S, COMPILE_CPU_S + 1))
         matcher = new_matcher(tokenizer, kind, text)
         matcher.compute_bitmask()
+        if matcher.try_consume_tokens(tokenizer.greedy_tokenize('{"')):  # where there are many ways on
+            matcher.compute_bitmask()
         if matcher.is_error():
-            said = f"nothing can be written that it allows: {in_short(matcher.get_error())}"
+            said = f"it cannot be followed: {in_short(matcher.get_error())}"
         status = _SAID_WHY if said else 0
     except InvalidRequest as error:
         status, said = _SAID_WHY, str(error).partition(": ")[2]

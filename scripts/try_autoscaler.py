@@ -41,8 +41,10 @@ NODES = 2
 """Most nodes with a GPU, and workers."""
 IDLE_MINUTES = 2.0
 """Longer than a node takes to start: v1 ends one that is idle for so long, also while it boots."""
-PROMPT_TOKENS = 600
-ANSWER_TOKENS = 48
+PROMPT_TOKENS = 48
+"""Short: what is chance in the load is smoothed for as long as few, large requests need, up to twenty minutes
+(router/autoscaling_forecast.py), and nobody wants to watch that."""
+ANSWER_TOKENS = 16
 _HEAD_ID = "f" * 51 + "00000"
 _HEAD_TIMEOUT_S = 180.0
 

@@ -20,7 +20,7 @@ from tiny_models import tiny
 from tiny_tokenizer import BOS, EOS, save_tokenizer, words
 
 from kvhive.scripts.cluster_state import ClusterState, StateFolder
-from kvhive.scripts.owned_processes import is_alive
+from kvhive.scripts.owned_processes import is_alive, processes_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -135,9 +135,35 @@ async def killed(cluster: Any, client_of: Callable[[], Client]) -> None:
     assert pids(cluster) == workers
 
 
+def manager_of(runtime_dir: Path) -> int:
+    """The process of Ray's node manager."""
+    (pid,) = (
+        process.pid
+        for process in processes_of(runtime_dir)
+        if Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")[0].endswith(b"/raylet")
+    )
+    return pid
+
+
+def alive(processes: set[int]) -> set[int]:
+    return {pid for pid in processes if Path(f"/proc/{pid}").exists()}
+
+
+async def node_lost(cluster: Any) -> None:
+    """The node's manager dies, and no worker outlives it: the device would not be free for the next one."""
+    workers = set(pids(cluster).values())
+    os.kill(manager_of(Path(cluster.kvhive.state()["runtime_dir"])), signal.SIGKILL)
+    for _ in range(300):
+        if not alive(workers):
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"workers outlive the node's manager: {alive(workers)}")
+
+
 async def test_a_cluster_changes_while_it_serves(tmp_path: Path, model: Path, elastic: Any) -> None:
     with elastic(tmp_path / "state", model) as cluster:
         async with Client(cluster.grpc) as client:
             await drained_under_load(cluster, client)
             await joined(cluster, client)
         await killed(cluster, lambda: Client(cluster.grpc))
+        await node_lost(cluster)

@@ -79,6 +79,26 @@ async def test_a_hung_worker_s_stream_goes_on_elsewhere_within_seconds(cluster: 
         await client.until(serving(2), 60.0, "two workers")
 
 
+async def test_a_worker_that_stands_still_for_a_moment_is_not_taken_for_dead(cluster: Any) -> None:
+    """Two seconds: it comes back into rotation as who it was, and what it had cached is found there."""
+    async with Client(cluster.grpc) as client:
+        before = await client.until(serving(2), 60.0, "two workers")
+        salt = secrets.token_hex(4)
+        first = await client.generate(by_tokens(PROMPT, 2, cache_salt=salt))
+        victim = next(w for w in before.workers if w.id == first.worker_id)
+        os.kill(victim.pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(2)
+        finally:
+            os.kill(victim.pid, signal.SIGCONT)
+        after = await client.until(serving(2), 30.0, "two workers still")
+        assert {(w.id, w.epoch, w.pid) for w in after.workers} == {
+            (w.id, w.epoch, w.pid) for w in before.workers
+        }
+        second = await client.generate(by_tokens(PROMPT, 2, cache_salt=salt))
+        assert (second.worker_id, second.found) == (first.worker_id, 80)
+
+
 async def test_a_router_that_stands_still_fails_nobody_when_it_goes_on(cluster: Any) -> None:
     """Longer than a lease and than any ping waits: its streams end as they would have, new requests are
     served at once and hit, and no worker was taken for dead."""

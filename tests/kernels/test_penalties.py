@@ -20,12 +20,13 @@ ROWS = st.builds(
     presence=st.sampled_from([0.0, 0.75, -2.0]),
     bias=st.lists(st.tuples(TOKENS, st.sampled_from([-100.0, -1.0, 2.5])), max_size=4).map(tuple),
     forbidden=st.frozensets(TOKENS, max_size=3),
+    allowed=st.none() | st.frozensets(st.integers(0, 40), min_size=1),
     history=st.lists(TOKENS, max_size=20),
     prompt_share=st.floats(0, 1),
 )
 
 
-def oracle(logits, repetition, frequency, presence, bias, forbidden, history, prompt_tokens):
+def oracle(logits, repetition, frequency, presence, bias, forbidden, allowed, history, prompt_tokens):
     result = list(logits)
     for token, value in bias:
         result[token] += value
@@ -34,9 +35,15 @@ def oracle(logits, repetition, frequency, presence, bias, forbidden, history, pr
             result[token] = result[token] / repetition if result[token] > 0 else result[token] * repetition
         count = history[prompt_tokens:].count(token)
         result[token] -= frequency * count + (presence if count else 0)
-        if token in forbidden:
+        if token in forbidden or (allowed is not None and token not in allowed):
             result[token] = -math.inf
     return result
+
+
+def words(tokens, count):
+    """The bits of some tokens, as PenaltyRow has them."""
+    bits = [sum(1 << (token % 32) for token in tokens if token // 32 == word) for word in range(count)]
+    return torch.tensor(bits, dtype=torch.int64).to(torch.int32)
 
 
 @settings(max_examples=150, deadline=None)
@@ -53,7 +60,9 @@ def test_equals_a_loop_over_the_tokens_whatever_the_batch(cases, seed):
         share = options.pop("prompt_share")
         options["prompt_tokens"] = int(share * len(options["history"]))
         expected.append(oracle(original, **options))
-        rows.append(PenaltyRow(**options | {"history": torch.tensor(options["history"], dtype=torch.int64)}))
+        history = torch.tensor(options["history"], dtype=torch.int64)
+        allowed = None if options["allowed"] is None else words(options["allowed"], 2)
+        rows.append(PenaltyRow(**options | {"history": history, "allowed": allowed}))
     apply_penalties(logits, rows)
     torch.testing.assert_close(logits, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-12)
 
@@ -89,6 +98,15 @@ def test_forbidden_tokens_outside_the_vocabulary_need_no_forbidding():
     logits = torch.zeros(2, 4)
     apply_penalties(logits, [PenaltyRow(forbidden=frozenset({-1, 4, 3})), None])
     assert logits.tolist() == [[0, 0, 0, -math.inf], [0, 0, 0, 0]]
+
+
+def test_what_has_no_bit_is_not_allowed():
+    logits = torch.zeros(3, 40)
+    apply_penalties(
+        logits, [PenaltyRow(allowed=words({0, 31}, 1)), None, PenaltyRow(allowed=words(set(), 1))]
+    )
+    kept = [[token for token, logit in enumerate(row) if logit == 0] for row in logits.tolist()]
+    assert kept == [[0, 31], list(range(40)), []]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from kvhive.proto.v1 import inference_pb2_grpc
 from kvhive.router.doors import Doors
 from kvhive.router.frontend import Delta, Finished, GenerationEvent, ModelInfo, Started, Usage
 from kvhive.router.grpc_service import InferenceService
-from kvhive.router.openai.api import create_app
+from kvhive.router.http_app import create_app
 from kvhive.router.request import GenerateRequest, Prompt
 
 

@@ -22,7 +22,7 @@ from kvhive.proto.errors import Unavailable
 from kvhive.router.frontend import Delta, TokenLogprobs, Usage
 from kvhive.router.openai.echo import echoed
 from kvhive.router.request import GenerateRequest, TokenPrompt
-from kvhive.router.sampling_params import SamplingParams
+from kvhive.router.sampling_params import Grammar, SamplingParams
 from kvhive.scripts.embedded_redis import EmbeddedRedis
 from kvhive.worker.runner_loader import load_runner
 
@@ -30,6 +30,9 @@ LENGTH = 16
 BLOCKS = 512
 AT_ONCE = 40
 
+SCHEMA = (
+    '{"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}, "b": {"type": "integer"}}}'
+)
 SEEDED: dict[str, Any] = {"temperature": 0.9}
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -45,6 +48,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "prompt_logprobs": {"logprobs": 2, "prompt_logprobs": 3},
     "stopped": {**SEEDED, "logprobs": 1},
     "undrafted": {**SEEDED, "speculate": False},
+    "grammar": {**SEEDED, "grammar": Grammar("json_schema", SCHEMA), "logprobs": 1},
 }
 """What is asked for; `stopped` gets a stop string out of the middle of its own unbroken text."""
 

@@ -16,8 +16,8 @@ from http_door import MAX_BODY, events, post, say
 from prometheus_client import CollectorRegistry
 from scripted_frontend import ScriptedFrontend
 
+from kvhive.router.http_app import create_app
 from kvhive.router.http_gateway import HttpServer
-from kvhive.router.openai.api import create_app
 
 
 async def test_the_official_client_lists_models(openai_client: openai.AsyncOpenAI) -> None:

@@ -21,8 +21,8 @@ from scripted_workers import scripted_cluster
 from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.proto.v1 import inference_pb2_grpc, worker_pb2, worker_pb2_grpc
 from kvhive.router.grpc_service import InferenceService
+from kvhive.router.http_app import create_app
 from kvhive.router.http_gateway import HttpServer
-from kvhive.router.openai.api import create_app
 from kvhive.router.tokenizer import TextTokenizer
 from kvhive.router.worker_client import GrpcWorkerClient
 from kvhive.worker.request_stream import RequestStream

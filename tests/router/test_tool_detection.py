@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+from tool_templates import BARE, HERMES, LLAMA, MISTRAL, PLAIN
 
 from kvhive.proto.errors import ConfigError
+from kvhive.router.chat.messages import ChatMessage, Tool, ToolCall
+from kvhive.router.chat.rendering import ChatRenderer
 from kvhive.router.chat.tools.by_name import FORMS, detected, tool_form
+from kvhive.router.chat.tools.parser import ToolCallParser
+from kvhive.router.frontend import ToolCallDelta
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = {
@@ -59,8 +65,41 @@ def test_the_docs_name_every_format() -> None:
 
 
 def test_a_vocabulary_tells_where_a_template_does_not() -> None:
-    template = "[TOOL_CALLS]"
-    assert detected(template, lambda token: token == "[ARGS]").name == "mistral_args"
+    assert detected("[TOOL_CALLS]", lambda token: token == "[ARGS]").name == "mistral_args"
+    for template, name in (("{{ tools }}", "granite"), ("{{ tools }} <tool_call>", "hermes"), ("", "hermes")):
+        assert detected(template, lambda token: token == "<|tool_call|>").name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "template"),
+    [
+        ("hermes", HERMES),
+        ("hermes", PLAIN),  # to which the router itself describes tools
+        ("hermes", BARE),
+        ("llama3_json", LLAMA),
+        ("mistral", MISTRAL.replace("[CALLS]", "[TOOL_CALLS]")),
+    ],
+)
+def test_what_a_template_makes_of_calls_is_read_back(name: str, template: str) -> None:
+    """The form that a model sees of its earlier calls is the one that it writes."""
+    renderer = ChatRenderer(template, {"bos_token": "<s>", "eos_token": "<|im_end|>"}, 2.0)
+    tools = (Tool("weather", "Of a place", '{"properties": {"place": {}}}'), Tool("time", "", ""))
+    calls = (ToolCall("abcdefghi", "weather", '{"place": "Köln, \\"é\\"", "days": [1, {"a": null}]}'),)
+    calls += (ToolCall("jklmnopqr", "time", "{}"),) if name != "llama3_json" else ()
+    asked = ChatMessage("user", "So?")
+    before = renderer.render([asked], tools)
+    whole = renderer.render([asked, ChatMessage("assistant", "", calls)], tools)
+    assert whole.startswith(before)
+    said = whole[len(before) :].partition("<|im_end|>")[0]
+    form = detected(template, lambda token: False)
+    assert form.name == name
+    parser = ToolCallParser(form, {tool.name: tool for tool in tools})
+    found = parser.push(said) + parser.finish()
+    names = [delta.name for delta in found if isinstance(delta, ToolCallDelta) and delta.id]
+    assert names == [call.name for call in calls] and not [each for each in found if isinstance(each, str)]
+    for index, call in enumerate(calls):
+        arguments = [each.arguments for each in found if not isinstance(each, str) and each.index == index]
+        assert json.loads("".join(arguments)) == json.loads(call.arguments)
 
 
 def test_a_configured_name_goes_first() -> None:

@@ -196,6 +196,22 @@ async def test_more_than_a_grammar_may_be_is_refused_only_where_it_must_be_enfor
         await use(ToolChoice("required"), long)
 
 
+async def test_what_a_schema_says_to_people_takes_no_room_in_a_grammar() -> None:
+    """But a property of such a name is one, and values stay as they are."""
+    inner = {"type": "object", "properties": {"title": {"const": {"title": "t"}}}, "required": ["title"]}
+    inner |= {"description": "y" * 100, "additionalProperties": False}
+    schema = {"properties": {"description": inner}, "required": ["description"], "title": "x" * 200_000}
+    request, _ = await use(ToolChoice("required"), Tool("f", "", json.dumps(schema)))
+    assert request.sampling.grammar is not None and "yyy" not in request.sampling.grammar.text
+    tokenizer = byte_tokenizer(FORMS["hermes"].markers)
+    for good, text in ((True, '{"description": {"title": {"title": "t"}}}'), (False, '{"description": {}}')):
+        matcher = new_matcher(
+            make_tokenizer(token_vocabulary(tokenizer)), "lark", request.sampling.grammar.text
+        )
+        tokens = tokenizer.encode(f'<tool_call>\n{{"name": "f", "arguments": {text}}}\n</tool_call>', False)
+        assert (matcher.try_consume_tokens(list(tokens)) == len(tokens)) == good
+
+
 async def test_a_schema_that_cannot_be_enforced_is_named() -> None:
     """Also one that would tell the library to pass over what it does not know."""
     bad = Tool("f", "", '{"x-guidance": {"lenient": true}, "properties": {"a": {"not": {"type": "null"}}}}')

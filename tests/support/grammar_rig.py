@@ -1,28 +1,17 @@
-"""A vocabulary for tiny models, and requests whose answers follow a grammar."""
+"""Requests whose answers follow a grammar, on tiny models."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
 
+from grammar_vocabulary import TINY
 from real_engine import VOCABULARY, request
 
 from kvhive.proto.grammar import new_matcher
-from kvhive.proto.token_vocabulary import TokenVocabulary, make_tokenizer
+from kvhive.proto.token_vocabulary import make_tokenizer
 from kvhive.worker.output_matcher import OutputMatcher
 from kvhive.worker.sequence import Grammar, Sequence
-
-END, OTHER_END, CONTROL, NOTHING = 256, 257, 258, 259
-PIECES = [
-    *(b'{"', b'":', b'": ', b'",', b'", "', b'"}', b"}}", b"[]", b"true", b"false", b"null", b"12", b" 1"),
-    *(b", ", b"\n  ", "é".encode(), "€".encode(), "日".encode(), b"ab", b"the", b'"a', b"]}", b"0.", b"-1"),
-]
-TINY = TokenVocabulary(
-    (*(bytes([byte]) for byte in range(256)), b"<|end|>", b"<|other|>", b"<|control|>", b"", *PIECES),
-    (END, OTHER_END, CONTROL, NOTHING),
-    (END, OTHER_END),
-)
-"""Shorter than the model's VOCABULARY of logits, as padded ones are."""
 
 FINISHING = tuple((ord(letter), 3.0) for letter in '"]}')
 """A bias that makes random weights come to an end of what they say."""

@@ -12,8 +12,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 from scripted_frontend import ScriptedFrontend
 
+from kvhive.router.http_app import create_app
 from kvhive.router.http_gateway import HttpServer
-from kvhive.router.openai.api import create_app
 
 MAX_BODY = 200_000
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"

@@ -15,9 +15,9 @@ from router_rig import RouterRig, running_router
 from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.proto.v1 import inference_pb2_grpc
 from kvhive.router.grpc_service import InferenceService
+from kvhive.router.http_app import create_app
 from kvhive.router.http_gateway import HttpServer
 from kvhive.router.metrics import MeteredFrontend, RequestMetrics
-from kvhive.router.openai.api import create_app
 
 MODEL_VOCABULARY = 49152
 

@@ -208,7 +208,7 @@ def all_schemas() -> dict[str, Schema]:
         found[f"by reference: {name}"] = _object(2, a={"$ref": "#/$defs/it"}, b={"$ref": "#/$defs/it"}) | {
             "$defs": {"it": schema}
         }
-    found |= {f"nested {depth}": _nested(depth) for depth in (2, 3, 5, 8, 12)}
+    found |= {f"nested {depth}": _nested(depth) for depth in (2, 3, 5, 8, 12, 20)}
     found |= _HAND_MADE
     pairs = itertools.combinations(_LEAVES.items(), 2)
     for (one, first), (other, second) in itertools.islice(pairs, 0, None, 2):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import grpc
 import torch
+from grammar_vocabulary import TINY
 from speculation_rig import ScriptedDrafter
 
 from kvhive.proto.block_hash import BlockHash, pack_tokens, root_hash
@@ -19,10 +20,12 @@ from kvhive.proto.config import TransferConfig
 from kvhive.proto.errors import Unavailable
 from kvhive.proto.index_schema import WorkerState
 from kvhive.proto.kv_events import KvEvent
+from kvhive.proto.token_vocabulary import TokenVocabulary
 from kvhive.proto.transport import CLUSTER_TOKEN_KEY
 from kvhive.proto.v1 import worker_pb2, worker_pb2_grpc
 from kvhive.worker.block_pool import BlockPool
 from kvhive.worker.engine import Engine, EngineHooks
+from kvhive.worker.grammar_desk import GrammarDesk
 from kvhive.worker.kv_cache_manager import KvCacheManager
 from kvhive.worker.kv_transfer import KvTransfer, TransferAddress
 from kvhive.worker.model_runner import ModelRunner
@@ -128,16 +131,19 @@ async def running_worker(
     identity: TransferIdentity = IDENTITY,
     epoch: Callable[[], int] = lambda: 1,
     real: ModelRunner | None = None,
+    vocabulary: Callable[[], TokenVocabulary] = lambda: TINY,
 ) -> AsyncIterator[WorkerRig]:
     """Start a worker on a free loopback port and stop it at the end.
 
     With `max_drafts` it speculates, and every other draft is wrong. `real` computes instead of pretending.
+    `vocabulary` is what it loads to follow grammars.
     """
     pool = BlockPool(blocks)
     manager = KvCacheManager(pool, block_size, root, time.monotonic)
     runner = SimulatedRunner(blocks, block_size, vocab_size, on_step=lambda tokens, pairs: time.sleep(step_s))
     drafter = ScriptedDrafter(runner.next_token, lambda length, index: index % 2 == 0)
-    service = WorkerService(worker_id, (real or runner).shape)
+    grammars = GrammarDesk(vocabulary)
+    service = WorkerService(worker_id, (real or runner).shape, grammars)
     events: list[KvEvent] = []
     listeners: list[Callable[[Iterable[KvEvent]], None]] = []
 
@@ -195,6 +201,7 @@ async def running_worker(
             engine.stop()
             await asyncio.to_thread(thread.join, 5)
             await server.stop(0)
+            grammars.close()
 
 
 def _run(engine: Engine, service: WorkerService) -> None:

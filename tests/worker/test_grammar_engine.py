@@ -6,7 +6,8 @@ import json
 
 import jsonschema
 import pytest
-from grammar_rig import CONTROL, END, FINISHING, following, matcher, spoken
+from grammar_rig import FINISHING, following, matcher, spoken
+from grammar_vocabulary import CONTROL, END
 from real_engine import RealEngine, request, tiny_model
 
 from kvhive.proto.errors import InvalidRequest
@@ -22,6 +23,14 @@ SCHEMA = {
     },
     "required": ["name", "kind", "sizes"],
     "additionalProperties": False,
+}
+FILTERED = {
+    "repetition_penalty": 1.3,
+    "presence_penalty": 0.2,
+    "top_k": 40,
+    "top_p": 0.9,
+    "min_p": 0.01,
+    "typical_p": 0.95,
 }
 PROMPT = list(range(40, 77))
 
@@ -52,7 +61,7 @@ def test_every_answer_is_valid_and_stops(models):
 
 
 @pytest.mark.parametrize("draft", ["ngram", "draft", "self"])
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.0}, {"repetition_penalty": 1.3, "top_p": 0.8}])
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.0}, FILTERED])
 def test_speculation_changes_no_token_and_no_logprob(models, draft, options):
     seqs = requests(4, **options)
     plain = RealEngine(models[0], 200, 64)

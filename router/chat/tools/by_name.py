@@ -9,7 +9,7 @@ from kvhive.router.chat.tools.deepseek import CALLS_OPEN, DEEPSEEK, DEEPSEEK_V31
 from kvhive.router.chat.tools.form import ToolForm
 from kvhive.router.chat.tools.granite import GRANITE
 from kvhive.router.chat.tools.granite import OPEN as GRANITE_OPEN
-from kvhive.router.chat.tools.hermes import HERMES
+from kvhive.router.chat.tools.hermes import HERMES, OPEN
 from kvhive.router.chat.tools.llama import LLAMA_JSON, TAG
 from kvhive.router.chat.tools.mistral import ARGUMENTS, MISTRAL, MISTRAL_ARGS
 from kvhive.router.chat.tools.mistral import OPEN as MISTRAL_OPEN
@@ -62,10 +62,15 @@ def detected(template: str, has_token: Callable[[str], bool]) -> ToolForm:
         return DEEPSEEK if FENCE in template else DEEPSEEK_V31
     if MISTRAL_OPEN in template:
         return MISTRAL_ARGS if ARGUMENTS in template or has_token(ARGUMENTS) else MISTRAL
-    if GRANITE_OPEN in template:
+    if GRANITE_OPEN in template or (has_token(GRANITE_OPEN) and _knows_tools(template)):
         return GRANITE
     if START in template or "func_name1(" in template:
         return PYTHONIC
-    if TAG in template or '"parameters": dictionary' in template:
+    if OPEN not in template and (TAG in template or '"parameters": ' in template):
         return LLAMA_JSON
     return HERMES
+
+
+def _knows_tools(template: str) -> bool:
+    """Tell whether a template speaks of tools, and not in Hermes's way."""
+    return "tools" in template and OPEN not in template

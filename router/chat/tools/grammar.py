@@ -14,6 +14,12 @@ from kvhive.router.chat.messages import Tool, ToolChoice
 from kvhive.router.chat.tools.form import CallShape, ToolForm
 from kvhive.router.sampling_params import Grammar
 
+_ANNOTATIONS = ("title", "description", "default", "examples", "$comment")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords whose values are schemas by name."""
+_VALUES = ("const", "enum", "required")
+"""Keywords whose values are no schemas."""
+
 
 def tool_grammar(
     form: ToolForm,
@@ -87,9 +93,26 @@ def _enforced(field: str, parameters: str) -> str:
     """Return parameters as a grammar has them. Raises InvalidRequest naming the field."""
     schema = checked_parameters(field, parameters)
     try:
-        return schema_in_lark(read_schema(json.dumps(schema)))
+        return schema_in_lark(_bare(read_schema(json.dumps(schema))))
     except InvalidRequest as error:
         raise InvalidRequest(field, str(error).partition(": ")[2]) from error
+
+
+def _bare(schema: Any) -> Any:
+    """Return a schema without what it only says to people: of many tools that is most of it."""
+    if isinstance(schema, list):
+        return [_bare(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {key: _bare_value(key, value) for key, value in schema.items() if key not in _ANNOTATIONS}
+
+
+def _bare_value(key: str, value: Any) -> Any:
+    if key in _VALUES:
+        return value
+    if key in _NAMED and isinstance(value, dict):
+        return {name: _bare(schema) for name, schema in value.items()}
+    return _bare(value)
 
 
 def _answer(otherwise: Grammar) -> str:
