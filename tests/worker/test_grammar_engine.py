@@ -60,8 +60,11 @@ def test_every_answer_is_valid_and_stops(models):
     assert ends(engine, seqs) == [FinishReason.STOP] * 6
 
 
-@pytest.mark.parametrize("draft", ["ngram", "draft", "self"])
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.0}, FILTERED])
+@pytest.mark.parametrize(
+    ("draft", "options"),
+    [("ngram", {}), ("draft", FILTERED), ("self", {"temperature": 0.0}), ("self", {})],
+    ids=["ngram", "draft", "greedy self", "self"],
+)
 def test_speculation_changes_no_token_and_no_logprob(models, draft, options):
     seqs = requests(4, **options)
     plain = RealEngine(models[0], 200, 64)
