@@ -33,7 +33,10 @@ def test_reflection_describes_the_service(cluster: Any) -> None:
         assert "kvhive.v1.Inference" in database.get_services()
         described = database.FindFileContainingSymbol("kvhive.v1.Inference")
         methods = {method.name for service in described.service for method in service.method}
-        assert methods == {"Generate", "Tokenize", "Prewarm", "GetCluster", "ListModels"}
+        assert methods == {
+            *("Generate", "Tokenize", "Detokenize", "Prewarm"),
+            *("Explain", "GetCluster", "ListModels"),
+        }
 
 
 async def test_tokenize_and_the_model_list_agree_with_transformers(cluster: Any, hf_tokenizer: Any) -> None:
