@@ -131,15 +131,24 @@ def test_arguments_that_are_no_object_stay_as_they_are() -> None:
     assert '"arguments": "{no json"}' in renderer(HERMES).render((TALK[1], turn, ANSWER))
 
 
+@pytest.mark.parametrize("family", [*KNOW_TOOLS, "plain"])
+def test_half_a_character_that_a_model_wrote_does_not_end_its_conversation(family: str) -> None:
+    source = KNOW_TOOLS.get(family, PLAIN)
+    turn = ChatMessage("assistant", "", (ToolCall("abcdefghi", "f", r'{"a": "\ud800"}'),))
+    text = renderer(source).render((TALK[1], turn, ANSWER))
+    assert "ud800" in text and text.encode()
+
+
 @pytest.mark.parametrize(
     ("parameters", "why"),
     [
         ("[1]", "must be a JSON object, is list"),
-        ("{", "must be JSON"),
-        ('{"a": NaN}', "must be JSON: NaN"),
-        ("[" * 100_000, "nested that deeply"),
-        ('{"a":' * 100_000, "nested that deeply"),
-        ('{"a": ' + "1" * 5000 + "}", "must be JSON"),
+        ("{", "is not JSON"),
+        ('{"a": NaN}', "is not JSON: NaN"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"a":' * 100_000, "nested too deeply"),
+        ('{"a": ' + "1" * 5000 + "}", "is not JSON"),
+        (r'{"description": "\udc00"}', r"lone surrogate U\+DC00"),
     ],
 )
 @pytest.mark.parametrize("source", [HERMES, PLAIN])
