@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote
 
 from kvhive.proto.errors import InvalidRequest
 from kvhive.proto.strict_json import json_object
@@ -106,13 +107,23 @@ def _checked(schema: dict[str, Any]) -> dict[str, Any]:
     for key in (*_NUMBERS, "const", "enum"):
         _check_numbers(key, schema.get(key))
     reference = schema.get("$ref")
-    if isinstance(reference, str) and any(f"/{key}" in reference for key in _DATA):
+    if isinstance(reference, str) and _to_data(reference):
         raise _unsupported("$ref", f" to what is no schema: {reference[:100]!r}")
     names = schema.get("patternProperties")
     for name in names if isinstance(names, dict) else ():
         if _RISKY.search(name):
             raise _unsupported("patternProperties", f" with a class of characters as in {name[:100]!r}")
     return schema
+
+
+def _to_data(reference: str) -> bool:
+    """Whether it points into what is no schema; a schema's name may be that of such a keyword."""
+    named = True  # what stands before the first slash is no keyword
+    for segment in unquote(reference.partition("#")[2]).split("/"):
+        if not named and segment in _DATA:
+            return True
+        named = not named and segment in NAMED
+    return False
 
 
 def _check_numbers(key: str, value: Any) -> None:

@@ -81,6 +81,9 @@ def test_it_allows_what_is_said(allows, schema, right, wrong):
         ({"allOf": [{"minProperties": 2}]}, "minProperties"),
         ({"type": "object", "patternProperties": {'^[^"]$': {}}}, "patternProperties"),
         ({"const": {"pattern": "[^a]"}, "$ref": "#/const"}, "ref"),
+        ({"properties": {"a": {"enum": [{"pattern": "[^a]"}]}}, "$ref": "#/properties/a/enum/0"}, "ref"),
+        ({"const": {"pattern": "[^a]"}, "$ref": "#/%63onst"}, "ref"),
+        ({"properties": {"properties": {"const": {}}}, "$ref": "#/properties/properties/const"}, "ref"),
         ({"type": "integer", "minimum": 5, "maximum": 1}, "minimum"),
         ({"type": "objekt"}, "objekt"),
         ({"type": "string", "pattern": "a(?=b)"}, "look"),
@@ -90,6 +93,13 @@ def test_it_allows_what_is_said(allows, schema, right, wrong):
 def test_what_is_not_read_is_refused_by_name(tokenizer, schema, named):
     with pytest.raises(InvalidRequest, match=f"response_format: .*{named}"):
         new_matcher(tokenizer, "json_schema", json.dumps(schema))
+
+
+@pytest.mark.parametrize("name", ["constants", "enum_kind", "default", "examples", "const", "properties"])
+@pytest.mark.parametrize("holder", ["$defs", "definitions"])
+def test_a_schema_may_have_the_name_of_a_keyword(allows, holder, name):
+    schema = {"$ref": f"#/{holder}/{name}", holder: {name: {"type": "boolean"}}}
+    assert allows(schema, "true") and not allows(schema, "1")
 
 
 @pytest.mark.parametrize(
