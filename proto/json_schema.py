@@ -7,12 +7,13 @@ differently here, or refused.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote
 
 from kvhive.proto.errors import InvalidRequest
+from kvhive.proto.strict_json import json_object
 
 FIELD = "response_format"
 """What callers know a grammar as."""
@@ -25,9 +26,10 @@ MAX_NUMBER = 2**53
 
 _DATA = ("const", "enum", "default", "examples", "example")
 """Keywords whose values are no schemas."""
-_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords whose values are schemas by name."""
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_SPELLED_CHARS = 24
 _NEXT_TO = 1e-6
 """Within one integer and the next the library takes an exclusive integer bound for an inclusive one: so it is
 put as an inclusive one this much further in."""
@@ -42,14 +44,7 @@ _RISKY = re.compile(r"\[\^|\\[xucp0-9]|[\x00-\x1f]", re.IGNORECASE)
 
 def read_schema(text: str) -> dict[str, Any]:
     """Parse a schema and check its size. Raises InvalidRequest; takes milliseconds for the largest."""
-    try:
-        schema = json.loads(text)
-    except RecursionError:
-        raise _too_deep() from None
-    except ValueError as error:
-        raise InvalidRequest(FIELD, f"a schema must be JSON: {error}") from error
-    if not isinstance(schema, dict):
-        raise InvalidRequest(FIELD, f"a schema must be a JSON object, is {type(schema).__name__}")
+    schema = json_object(FIELD, text, "a schema ")
     values = 0
     level: list[Any] = [schema]
     for _ in range(MAX_SCHEMA_DEPTH):
@@ -85,7 +80,7 @@ def _too_deep() -> InvalidRequest:
 def _exact_value(key: str, value: Any) -> Any:
     if key in _DATA:
         return value
-    if key in _NAMED and isinstance(value, dict):
+    if key in NAMED and isinstance(value, dict):
         return {name: _exact_below(below) for name, below in value.items()}
     if isinstance(value, list):
         return [_exact_below(below) for below in value]
@@ -108,11 +103,11 @@ def _checked(schema: dict[str, Any]) -> dict[str, Any]:
     least, required = schema.get("minProperties"), schema.get("required")
     named = len(set(map(str, required))) if isinstance(required, list) else 0
     if isinstance(least, int | float) and least > named + 1:  # an object may name one key twice
-        raise _unsupported("minProperties", f" beyond what is required and one more, is {least:g}")
+        raise _unsupported("minProperties", f" beyond what is required and one more, is {_short(least)}")
     for key in (*_NUMBERS, "const", "enum"):
         _check_numbers(key, schema.get(key))
     reference = schema.get("$ref")
-    if isinstance(reference, str) and any(f"/{key}" in reference for key in _DATA):
+    if isinstance(reference, str) and _to_data(reference):
         raise _unsupported("$ref", f" to what is no schema: {reference[:100]!r}")
     names = schema.get("patternProperties")
     for name in names if isinstance(names, dict) else ():
@@ -121,13 +116,31 @@ def _checked(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
+def _to_data(reference: str) -> bool:
+    """Whether it points into what is no schema; a schema's name may be that of such a keyword."""
+    named = True  # what stands before the first slash is no keyword
+    for segment in unquote(reference.partition("#")[2]).split("/"):
+        if not named and segment in _DATA:
+            return True
+        named = not named and segment in NAMED
+    return False
+
+
 def _check_numbers(key: str, value: Any) -> None:
     todo = [value]
     while todo:
         value = todo.pop()
         if isinstance(value, int | float) and abs(value) > MAX_NUMBER:
-            raise InvalidRequest(FIELD, f"a number in {key} must be at most 2**53 either way, is {value:g}")
+            raise InvalidRequest(
+                FIELD, f"a number in {key} must be at most 2**53 either way, is {_short(value)}"
+            )
         todo += _inside(value)
+
+
+def _short(number: float) -> str:
+    """Spell a number, which may have thousands of digits."""
+    spelled = str(number)
+    return spelled if len(spelled) <= _SPELLED_CHARS else f"{spelled[:_SPELLED_CHARS]}..."
 
 
 def _unsupported(keyword: str, how: str = "") -> InvalidRequest:

@@ -8,6 +8,7 @@ kept, so that a schema that comes with every request is tried once.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import pickle
@@ -41,7 +42,7 @@ class GrammarCheck:
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
-        self._verdicts: OrderedDict[Grammar, str] = OrderedDict()
+        self._verdicts: OrderedDict[bytes, str] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, "grammar trials")  # which begins with the first work
         self._untried = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -49,13 +50,14 @@ class GrammarCheck:
 
     async def check(self, grammar: Grammar) -> None:
         """Return when workers can follow it. Raises InvalidRequest, Overloaded, Unavailable."""
-        verdict = self._verdicts.get(grammar)
+        key = _key(grammar)
+        verdict = self._verdicts.get(key)
         if verdict is None:
             verdict = await self._new_verdict(grammar)
-            self._verdicts[grammar] = verdict
+            self._verdicts[key] = verdict
             if len(self._verdicts) > MAX_VERDICTS:
                 self._verdicts.popitem(last=False)
-        self._verdicts.move_to_end(grammar)
+        self._verdicts.move_to_end(key)
         if verdict:
             raise InvalidRequest(FIELD, verdict)
 
@@ -79,9 +81,11 @@ class GrammarCheck:
             inbox, outbox = self._pipes()
             write_frame(inbox, json.dumps([grammar.kind, grammar.text]).encode())
             return _answer(outbox).decode()
-        except (EOFError, OSError, TimeoutError) as error:
+        except Exception as error:
+            self._forget()  # whatever it was: an answer unread would be taken for the next grammar's
+            if not isinstance(error, EOFError | OSError):
+                raise
             log.warning("the process that tries grammars is lost: %r", error)
-            self._forget()
             raise Unavailable(
                 "the grammar could not be tried; its process was lost", retry_after_s=1
             ) from error
@@ -108,8 +112,15 @@ class GrammarCheck:
         self._process = None
 
 
+def _key(grammar: Grammar) -> bytes:
+    """Return what its verdict is kept by: its text may take half a megabyte."""
+    return hashlib.blake2b(f"{grammar.kind} {grammar.text}".encode(), digest_size=32).digest()
+
+
 def _answer(pipe: IO[bytes]) -> bytes:
-    if not select.select([pipe], [], [], ANSWER_S)[0]:
+    answers = select.poll()  # which, unlike select, takes any file: routers hold thousands
+    answers.register(pipe, select.POLLIN)
+    if not answers.poll(ANSWER_S * 1000):
         raise TimeoutError(f"no answer within {ANSWER_S:g} s")
     return read_frame(pipe)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvhive.proto.errors import InvalidRequest
+from kvhive.proto.strict_json import json_object
 from kvhive.router.frontend import Delta, ToolCallDelta
 
 
@@ -70,7 +71,6 @@ def whole_blocks(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
 
 def _arguments(text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        return json_object("input", text)
+    except InvalidRequest:
         return {}
-    return value if isinstance(value, dict) else {}

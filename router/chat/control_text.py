@@ -139,6 +139,8 @@ def _unescaped(text: str) -> str:
     if "\\" not in text:
         return text
     try:
-        return json.dumps(json.loads(text), ensure_ascii=False)
+        plain = json.dumps(json.loads(text), ensure_ascii=False)
+        plain.encode()  # which fails for half of a surrogate pair
+        return plain
     except (ValueError, RecursionError):
         return text  # no template reads it, or it is refused

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from kvhive.proto.errors import InvalidRequest
+from kvhive.proto.strict_json import json_object
 from kvhive.router.chat.messages import ChatMessage, Tool, ToolCall
 
 SHORT_ID_CHARS = 9
@@ -36,7 +37,10 @@ def spelled_calls(calls: Sequence[ToolCall]) -> list[dict[str, object]]:
 
 
 def call_arguments(call: ToolCall) -> object:
-    """Return a call's arguments as an object, or as text where they are none."""
+    """Return a call's arguments as an object, or as text where they are none.
+
+    They are not refused: a model may have written them, and they come back with every later turn.
+    """
     try:
         return json_object("arguments", call.arguments)
     except InvalidRequest:
@@ -97,19 +101,6 @@ def _short_id(call_id: str) -> str:
     return hashlib.blake2b(call_id.encode()).hexdigest()[:SHORT_ID_CHARS]
 
 
-def json_object(field: str, text: str) -> dict[str, object]:
-    """Read a JSON object. Raises InvalidRequest naming the field."""
-    try:
-        value = json.loads(text, parse_constant=_refuse)
-    except RecursionError:
-        raise InvalidRequest(field, "must not be nested that deeply") from None
-    except ValueError as error:
-        raise InvalidRequest(field, f"must be JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise InvalidRequest(field, f"must be a JSON object, is {type(value).__name__}")
-    return value
-
-
 def _spelled(field: str, tool: Tool) -> dict[str, object]:
     function: dict[str, object] = {"name": tool.name}
     if tool.description:
@@ -117,7 +108,3 @@ def _spelled(field: str, tool: Tool) -> dict[str, object]:
     parameters = json_object(field, tool.parameters) if tool.parameters else NO_PARAMETERS
     function["parameters"] = json.loads(json.dumps(parameters, sort_keys=True))
     return {"type": "function", "function": function}
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is none")

@@ -75,9 +75,15 @@ def test_it_allows_what_is_said(allows, schema, right, wrong):
         ({"minimum": 1, "exclusiveMinimum": True}, "exclusiveMinimum"),
         ({"const": 12345678901234567890}, "2\\*\\*53"),
         ({"maximum": 1e300}, "2\\*\\*53"),
+        ({"maximum": 10**400}, r"2\*\*53 either way, is 10{23}\.\.\.$"),
+        ({"const": {"a": [-(10**400)]}}, "2\\*\\*53"),
+        ({"minProperties": 10**400}, r"minProperties.*, is 10{23}\.\.\.$"),
         ({"allOf": [{"minProperties": 2}]}, "minProperties"),
         ({"type": "object", "patternProperties": {'^[^"]$': {}}}, "patternProperties"),
         ({"const": {"pattern": "[^a]"}, "$ref": "#/const"}, "ref"),
+        ({"properties": {"a": {"enum": [{"pattern": "[^a]"}]}}, "$ref": "#/properties/a/enum/0"}, "ref"),
+        ({"const": {"pattern": "[^a]"}, "$ref": "#/%63onst"}, "ref"),
+        ({"properties": {"properties": {"const": {}}}, "$ref": "#/properties/properties/const"}, "ref"),
         ({"type": "integer", "minimum": 5, "maximum": 1}, "minimum"),
         ({"type": "objekt"}, "objekt"),
         ({"type": "string", "pattern": "a(?=b)"}, "look"),
@@ -89,12 +95,21 @@ def test_what_is_not_read_is_refused_by_name(tokenizer, schema, named):
         new_matcher(tokenizer, "json_schema", json.dumps(schema))
 
 
+@pytest.mark.parametrize("name", ["constants", "enum_kind", "default", "examples", "const", "properties"])
+@pytest.mark.parametrize("holder", ["$defs", "definitions"])
+def test_a_schema_may_have_the_name_of_a_keyword(allows, holder, name):
+    schema = {"$ref": f"#/{holder}/{name}", holder: {name: {"type": "boolean"}}}
+    assert allows(schema, "true") and not allows(schema, "1")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "must be JSON"),
+        ("{", "must be a JSON object, is not JSON"),
+        ('{"exclusiveMinimum": NaN}', "NaN"),
+        (r'{"const": "\ud800"}', r"lone surrogate U\+D800"),
         ('"text"', "must be a JSON object, is str"),
-        ("[" * 100_000, f"at most {MAX_SCHEMA_DEPTH} deep"),
+        ("[" * 100_000, "nested too deeply"),
         ('{"a":' * 40 + "{}" + "}" * 40, None),
         ('{"a":' * MAX_SCHEMA_DEPTH + "{}" + "}" * MAX_SCHEMA_DEPTH, f"at most {MAX_SCHEMA_DEPTH} deep"),
         (json.dumps({"enum": list(range(MAX_SCHEMA_VALUES))}), f"at most {MAX_SCHEMA_VALUES} values"),

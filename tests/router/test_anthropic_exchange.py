@@ -14,7 +14,7 @@ from redis_fixtures import eventually
 from scripted_frontend import USAGE
 
 from kvhive.router.chat.messages import ChatPrompt
-from kvhive.router.frontend import Delta, Finished, KeptPrefix, Usage
+from kvhive.router.frontend import Delta, Finished, KeptPrefix, ToolCallDelta, Usage
 
 TOOLS = [{"name": name, "input_schema": {"type": "object"}} for name in ("weather", "clock")]
 CACHED = Usage(
@@ -178,6 +178,15 @@ async def test_a_call_that_was_cut_off_has_no_input(
     body = (await post(claude_http, "x", tools=TOOLS)).json()
     assert body["content"][1] == {"type": "tool_use", "id": "call_a", "name": "weather", "input": {}}
     assert body["stop_reason"] == "max_tokens"
+
+
+async def test_half_a_character_in_a_call_is_no_error(
+    speaker: SpeakingFrontend, claude_http: httpx.AsyncClient
+) -> None:
+    call = ToolCallDelta(0, "call_a", "weather", r'{"city": "\ud800"}')
+    speaker.script = [Delta("", (1,), tool_calls=(call,)), Finished("tool_calls", USAGE)]
+    answer = await post(claude_http, "x", tools=TOOLS)
+    assert answer.status_code == 200 and answer.json()["content"][0]["input"] == {}
 
 
 async def test_a_silent_stream_is_pinged(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -123,6 +125,37 @@ async def test_a_lost_process_is_said_and_begun_again(tokenizer: TextTokenizer) 
     check._forget()
 
 
+async def test_a_process_begun_among_thousands_of_open_files_answers(tokenizer: TextTokenizer) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits[1] != resource.RLIM_INFINITY and limits[1] < 2048:
+        pytest.skip("so many files may not be open here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 2048), limits[1]))
+    held: list[int] = []
+    try:
+        while not held or held[-1] < 1024:  # as many as a select knows
+            held.append(os.open(os.devnull, os.O_RDONLY))
+        check = GrammarCheck(tokenizer)
+        await check.check(Grammar("regex", "a"))
+        check._forget()
+    finally:
+        for file in held:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+async def test_an_answer_left_unread_is_not_taken_for_the_next_one(
+    tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = GrammarCheck(tokenizer)
+    await check.check(Grammar("regex", "a"))
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_answer", lambda pipe: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            await check.check(BAD["regex"])
+    await check.check(Grammar("regex", "b"))
+    check._forget()
+
+
 async def test_only_so_many_wait_for_their_trial(
     check: GrammarCheck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +173,10 @@ async def test_so_many_verdicts_are_kept(tokenizer: TextTokenizer, monkeypatch: 
     for text in "abacab":
         await check.check(Grammar("regex", text))
     assert tried == ["a", "b", "c", "b"]
+    await check.check(Grammar("lark", "b"))
+    assert tried[4:] == ["b"]
+    await check.check(Grammar("regex", "é" * 60_000))
+    assert max(map(sys.getsizeof, check._verdicts)) < 200
 
 
 @pytest.mark.parametrize(

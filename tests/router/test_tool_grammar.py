@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 
 import pytest
 from byte_tokenizer import byte_tokenizer
@@ -12,6 +13,7 @@ from kvhive.proto.errors import InvalidRequest
 from kvhive.proto.grammar import new_matcher
 from kvhive.proto.token_vocabulary import make_tokenizer
 from kvhive.router.chat.messages import ChatMessage, ChatPrompt, Tool, ToolChoice
+from kvhive.router.chat.tools import tool_use
 from kvhive.router.chat.tools.by_name import FORMS
 from kvhive.router.chat.tools.form import ToolForm
 from kvhive.router.chat.tools.tool_use import ToolReading, ToolUse
@@ -176,7 +178,8 @@ async def test_free_calls_have_no_grammar_and_no_calls_no_reader() -> None:
         ("{", r"tools\[0\]\.parameters: must be a JSON object, is not JSON"),
         ("[" * 100_000, r"tools\[0\]\.parameters: must be a JSON object"),
         ('{"properties": {"a": NaN}}', r"tools\[0\]\.parameters: .*NaN"),
-        ("[]", r"tools\[0\]\.parameters: must be a JSON object, is \[\]"),
+        ("[]", r"tools\[0\]\.parameters: must be a JSON object, is list"),
+        (r'{"description": "\udc00"}', r"tools\[0\]\.parameters: .*lone surrogate"),
         ('{"type": "string"}', r'tools\[0\]\.parameters\.type: must be "object", is "string"'),
         ('{"properties": []}', r"tools\[0\]\.parameters\.properties: must be a JSON object"),
     ],
@@ -194,6 +197,21 @@ async def test_more_than_a_grammar_may_be_is_refused_only_where_it_must_be_enfor
     await use(ToolChoice(), long)
     with pytest.raises(InvalidRequest, match="tools: must be at most 131072 bytes"):
         await use(ToolChoice("required"), long)
+
+
+@pytest.mark.parametrize(("chars", "aside"), [(100, False), (6_000, True)])
+async def test_a_long_grammar_is_made_beside_the_loop(
+    monkeypatch: pytest.MonkeyPatch, chars: int, aside: bool
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def made(*arguments: object) -> Grammar:
+        threads.append(threading.current_thread())
+        return Grammar("regex", "a")
+
+    monkeypatch.setattr(tool_use, "tool_grammar", made)
+    await use(ToolChoice("required"), Tool("f", "", json.dumps({"title": "x" * chars})))
+    assert [thread is not threading.main_thread() for thread in threads] == [aside]
 
 
 async def test_what_a_schema_says_to_people_takes_no_room_in_a_grammar() -> None:

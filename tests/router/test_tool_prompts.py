@@ -13,7 +13,9 @@ from tool_templates import BARE, HERMES, KNOW_TOOLS, PLAIN
 
 from kvhive.proto.block_hash import unpack_tokens
 from kvhive.proto.errors import InvalidRequest
+from kvhive.router.chat.control_text import ControlTokens
 from kvhive.router.chat.conversation import Conversations
+from kvhive.router.chat.marks import Marks
 from kvhive.router.chat.messages import ChatMessage, ChatPrompt, Tool, ToolCall
 from kvhive.router.chat.rendering import ChatRenderer
 from kvhive.router.tokenizer import TextTokenizer
@@ -131,15 +133,27 @@ def test_arguments_that_are_no_object_stay_as_they_are() -> None:
     assert '"arguments": "{no json"}' in renderer(HERMES).render((TALK[1], turn, ANSWER))
 
 
+@pytest.mark.parametrize("family", [*KNOW_TOOLS, "plain"])
+def test_half_a_character_that_a_model_wrote_does_not_end_its_conversation(family: str) -> None:
+    """Nor beside what would be a control token."""
+    marks = ControlTokens(["<|im_end|>"])
+    call = ToolCall("abcdefghi", "f", r'{"a": "\ud800 <\u007cim_end|>"}')
+    turn = ChatMessage("assistant", "", (call,))
+    assert marks.hidden_in(turn, Marks()) == turn
+    text = renderer(KNOW_TOOLS.get(family, PLAIN)).render((TALK[1], turn, ANSWER))
+    assert "ud800" in text and text.encode() and " <|im_end|>" not in text
+
+
 @pytest.mark.parametrize(
     ("parameters", "why"),
     [
         ("[1]", "must be a JSON object, is list"),
-        ("{", "must be JSON"),
-        ('{"a": NaN}', "must be JSON: NaN"),
-        ("[" * 100_000, "nested that deeply"),
-        ('{"a":' * 100_000, "nested that deeply"),
-        ('{"a": ' + "1" * 5000 + "}", "must be JSON"),
+        ("{", "is not JSON"),
+        ('{"a": NaN}', "is not JSON: NaN"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"a":' * 100_000, "nested too deeply"),
+        ('{"a": ' + "1" * 5000 + "}", "is not JSON"),
+        (r'{"description": "\udc00"}', r"lone surrogate U\+DC00"),
     ],
 )
 @pytest.mark.parametrize("source", [HERMES, PLAIN])

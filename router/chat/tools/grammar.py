@@ -9,14 +9,13 @@ from typing import Any
 
 from kvhive.proto.errors import InvalidRequest
 from kvhive.proto.grammar import MAX_GRAMMAR_BYTES, schema_in_lark
-from kvhive.proto.json_schema import read_schema
+from kvhive.proto.json_schema import NAMED, read_schema
+from kvhive.proto.strict_json import json_object
 from kvhive.router.chat.messages import Tool, ToolChoice
 from kvhive.router.chat.tools.form import CallShape, ToolForm
 from kvhive.router.sampling_params import Grammar
 
 _ANNOTATIONS = ("title", "description", "default", "examples", "$comment")
-_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-"""Keywords whose values are schemas by name."""
 _VALUES = ("const", "enum", "required")
 """Keywords whose values are no schemas."""
 
@@ -74,7 +73,7 @@ def joinable(form: ToolForm, answer: Grammar) -> None:
 
 def checked_parameters(field: str, parameters: str) -> dict[str, Any]:
     """Return a tool's parameters, a JSON Schema of an object; none given are none. Raises InvalidRequest."""
-    schema = _json_object(field, parameters or "{}")
+    schema = json_object(field, parameters or "{}")
     if schema.get("type", "object") != "object":
         raise InvalidRequest(
             f"{field}.type", f'must be "object", is {json.dumps(schema["type"], ensure_ascii=False)[:100]}'
@@ -110,7 +109,7 @@ def _bare(schema: Any) -> Any:
 def _bare_value(key: str, value: Any) -> Any:
     if key in _VALUES:
         return value
-    if key in _NAMED and isinstance(value, dict):
+    if key in NAMED and isinstance(value, dict):
         return {name: _bare(schema) for name, schema in value.items()}
     return _bare(value)
 
@@ -118,22 +117,6 @@ def _bare_value(key: str, value: Any) -> Any:
 def _answer(otherwise: Grammar) -> str:
     text = '{"type": "object"}' if otherwise.kind == "json_object" else otherwise.text
     return f"%json {schema_in_lark(read_schema(text))}"
-
-
-def _json_object(field: str, text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text, parse_constant=_refuse)
-    except RecursionError:
-        raise InvalidRequest(field, "must be a JSON object, is nested too deeply") from None
-    except ValueError as error:
-        raise InvalidRequest(field, f"must be a JSON object, is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise InvalidRequest(field, f"must be a JSON object, is {json.dumps(value)[:100]}")
-    return value
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not")
 
 
 class _Speller:

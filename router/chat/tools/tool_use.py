@@ -17,6 +17,8 @@ from kvhive.router.tokenizer import TextTokenizer
 
 OFF_LOOP_CHARS = 64 * 1024
 """Of all tools' parameters; more are read in a thread."""
+OFF_LOOP_ENFORCED_CHARS = 4 * 1024
+"""... where they become a grammar, which takes ten times as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,9 @@ class ToolUse:
         prompt = request.prompt
         if not isinstance(prompt, ChatPrompt) or not prompt.tools:
             return request, None
-        if sum(len(tool.parameters) for tool in prompt.tools) > OFF_LOOP_CHARS:
+        enforced = prompt.tool_choice.mode == "required" or request.sampling.grammar is not None
+        most = OFF_LOOP_ENFORCED_CHARS if enforced else OFF_LOOP_CHARS
+        if sum(len(tool.parameters) for tool in prompt.tools) > most:
             prepared = await asyncio.to_thread(self._prepare, request, prompt)
         else:
             prepared = self._prepare(request, prompt)
