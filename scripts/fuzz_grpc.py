@@ -62,7 +62,7 @@ async def fuzz(target: str, cases: int, seed: int, only: int | None = None, api_
                 await _case(channel, key, (seed, number), outcome)
 
         await asyncio.gather(*(caller() for _ in range(CALLS_AT_ONCE)))
-        outcome.left = await _left(inference_pb2_grpc.InferenceStub(channel), key)
+        outcome.left = await left(inference_pb2_grpc.InferenceStub(channel), key)
     return outcome
 
 
@@ -110,13 +110,13 @@ async def _stream(method: Any, raw: bytes, key: Key, leave_after: int | None) ->
     return "left", ""
 
 
-async def _left(stub: inference_pb2_grpc.InferenceStub, key: Key) -> list[str]:
+async def left(stub: inference_pb2_grpc.InferenceStub, key: Key) -> list[str]:
     """Wait until all is idle, and say what is not."""
     until = asyncio.get_running_loop().time() + IDLE_WITHIN_S
     while True:
-        left = _busy(await stub.GetCluster(pb.GetClusterRequest(audit=True), metadata=key))
-        if not left or asyncio.get_running_loop().time() > until:
-            return left
+        busy = _busy(await stub.GetCluster(pb.GetClusterRequest(audit=True), metadata=key))
+        if not busy or asyncio.get_running_loop().time() > until:
+            return busy
         await asyncio.sleep(0.2)
 
 

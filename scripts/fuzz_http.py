@@ -21,9 +21,9 @@ from typing import Any
 import click
 import grpc
 
-from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.proto.v1 import inference_pb2_grpc
 from kvhive.scripts.bench_proxy_rig import running_rig
+from kvhive.scripts.fuzz_grpc import left
 
 CHECKS = (
     "not_a_server_error",
@@ -39,7 +39,6 @@ MAX_CONTEXT = 512
 OPERATIONS = 6
 REQUEST_TIMEOUT_S = 60
 """A request that takes longer hangs."""
-IDLE_WITHIN_S = 30.0
 
 
 @contextlib.contextmanager
@@ -74,27 +73,8 @@ def fuzz(program: str, url: str, cases: int, seed: int) -> dict[str, Any]:
 
 async def left_behind(target: str) -> list[str]:
     """Wait until all is idle, and say what is not."""
-    until = asyncio.get_running_loop().time() + IDLE_WITHIN_S
     async with grpc.aio.insecure_channel(target, [("grpc.enable_http_proxy", 0)]) as channel:
-        stub = inference_pb2_grpc.InferenceStub(channel)
-        while True:
-            left = _busy(await stub.GetCluster(pb.GetClusterRequest(audit=True)))
-            if not left or asyncio.get_running_loop().time() > until:
-                return left
-            await asyncio.sleep(0.2)
-
-
-def _busy(cluster: pb.GetClusterResponse) -> list[str]:
-    found = []
-    for worker in cluster.workers:
-        blocks = worker.blocks
-        if blocks.live or worker.running or worker.waiting:
-            found.append(f"{worker.id}: {blocks.live} live blocks, {worker.running} running")
-        if blocks.live + blocks.cached + blocks.free != blocks.total:
-            found.append(f"{worker.id}: its blocks do not add up")
-    if cluster.audit.placed_requests or cluster.audit.open_requests:
-        found.append(f"router: {cluster.audit.open_requests} open requests")
-    return found
+        return await left(inference_pb2_grpc.InferenceStub(channel), ())
 
 
 @click.command()
@@ -107,9 +87,9 @@ def main(url: str, grpc_target: str, cases: int, seed: int, program: str) -> Non
     """Fuzz OpenAI's door; print a summary as JSON. The exit status is 1 where something went wrong."""
     with _target(url, grpc_target) as (http, target):
         report = fuzz(program, http, cases, seed)
-        left = asyncio.run(left_behind(target)) if target else []
-    click.echo(json.dumps({"report": report, "left": left}, indent=1))
-    sys.exit(1 if left or report.get("failures") else 0)
+        busy = asyncio.run(left_behind(target)) if target else []
+    click.echo(json.dumps({"report": report, "left": busy}, indent=1))
+    sys.exit(1 if busy or report.get("failures") else 0)
 
 
 if __name__ == "__main__":

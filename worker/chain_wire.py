@@ -9,12 +9,10 @@ from kvhive.proto.block_hash import BlockHash
 from kvhive.proto.errors import InvalidRequest
 from kvhive.proto.limits import MAX_PIN_TTL_S, MAX_TENANT_CHARS
 from kvhive.proto.v1 import worker_pb2
-from kvhive.worker.hot_chains import HotChain
+from kvhive.worker.hot_chains import MAX_CHAINS, HotChain
 from kvhive.worker.pins import ChainPin
 
 HASH_BYTES = 32
-MAX_CHAINS = 1024
-"""Chains of one call that copies them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,9 +72,11 @@ class GrammarDesk:
             tell(Output(sequences[0].request_id, error=error))
 
         def prepared(matching: asyncio.Future[None]) -> None:
-            if matching.cancelled() or not wanted():
+            if matching.cancelled():
                 return
-            error = matching.exception()
+            error = matching.exception()  # asked for in any case, or asyncio logs that nobody did
+            if not wanted():
+                return
             if error is None:
                 for seq in sequences:
                     submit(seq)

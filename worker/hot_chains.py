@@ -24,6 +24,7 @@ SCANNED = 4
 """Cached blocks that are looked at, last used first, for each that may be listed: bounds how long a step
 waits for the list, by about a microsecond each. What was not used for longer than those is not hot."""
 MAX_CHAINS = 1024
+"""Of one call that lists them, or copies them."""
 MAX_BLOCKS = 16384
 
 

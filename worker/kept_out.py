@@ -36,6 +36,7 @@ class KeptOut:
     def note(self, seq: Sequence, num_tokens: int) -> bool:
         """A sequence that needs so much room does not fit: is it because of pins alone?"""
         if not self._manager.kept_out_by_pins(seq, num_tokens):
+            self.discard(seq)  # what stands in its way now goes by itself
             return False
         self._waiting.setdefault(seq, (self._manager.clock(), num_tokens))
         return True
@@ -52,7 +53,7 @@ class KeptOut:
         return self._making_since is not None
 
     def discard(self, seq: Sequence) -> None:
-        """It runs, or has gone."""
+        """It runs, has gone, or waits for others than pins."""
         self._waiting.pop(seq, None)
 
     def overdue(self) -> list[Sequence]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as ReadOnly
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -68,8 +69,12 @@ class OutputMatcher:
                 raise InvalidRequest(FIELD, f"token {token} at {index} of the output is not of the grammar")
 
     def allows(self, tokens: ReadOnly[int]) -> int:
-        """Return how many of the tokens may follow, one after the other."""
-        return int(self.inner.validate_tokens(list(tokens)))
+        """Return how many of the tokens may follow, one after the other.
+
+        Drafts may repeat ids of the prompt that the library knows nothing of and would end with an error at.
+        """
+        known = takewhile(lambda token: token < self._vocab_size, tokens)
+        return int(self.inner.validate_tokens(list(known)))
 
 
 class MaskFiller:

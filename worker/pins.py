@@ -6,7 +6,8 @@ asked for the longest keeping.
 
 The cache stays prefix-closed whatever the order in which leases end, because along a chain they can only
 end last block first: a pin covers every block before its end, so a parent's `ttl_s` is never the shorter
-one, and whoever releases a child then releases its parent. Of leases that end together the deeper one does.
+one, and whoever releases a child then releases its parent. Of leases that end together the deeper one does;
+so where a release ends one, all that have ended by then go first.
 
 A pin is kept whole or not at all: a promise that was not given holds nobody's budget.
 

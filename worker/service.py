@@ -158,7 +158,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         stream = RequestStream((seq.sampling.choice for seq in sequences), heard)
         self._streams[request_id] = stream
         self._idle.clear()
-        wanted: Callable[[], bool] = lambda: self._streams.get(request_id) is stream  # noqa: E731
+
+        def wanted() -> bool:
+            return self._streams.get(request_id) is stream
+
         self._grammars.begin(sequences, engine.submit, stream.put, wanted)
         return stream
 

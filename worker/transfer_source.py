@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from kvhive.proto.block_hash import BlockHash
 from kvhive.proto.v1 import worker_pb2
 from kvhive.worker.block_moves import Loan
+from kvhive.worker.chain_wire import HASH_BYTES
 from kvhive.worker.transfer_cargo import Cargo, cut
 from kvhive.worker.transfer_channel import SENDER, ChannelBroken, ChannelPlan
 from kvhive.worker.transfer_lanes import Lane, Lanes
@@ -25,7 +26,6 @@ from kvhive.worker.transfer_stream import Pace, TransferStopped, send
 
 log = logging.getLogger(__name__)
 
-HASH_BYTES = 32
 NONCE_BYTES = 16
 MAX_NAME_CHARS = 256
 

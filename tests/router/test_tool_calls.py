@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 
 import pytest
@@ -14,6 +16,7 @@ from kvhive.router.chat.messages import MAX_TOOL_CALLS, Tool
 from kvhive.router.chat.tools.by_name import FORMS
 from kvhive.router.chat.tools.form import ToolForm
 from kvhive.router.chat.tools.parser import MAX_HELD_SPACE, ToolCallParser
+from kvhive.router.chat.tools.pythonic import MAX_CALL_CHARS
 from kvhive.router.frontend import ToolCallDelta
 
 WEATHER = json.dumps(
@@ -346,6 +349,27 @@ def test_no_more_calls_than_a_message_may_have() -> None:
 )
 def test_python_arguments_become_json(said: str, meant: object) -> None:
     assert calls_of(whole("pythonic", f"[get({said}), get()]")) == [("get", meant), ("get", {})]
+
+
+def test_python_arguments_that_take_long_to_parse_stay_text() -> None:
+    """Everything else waits for Python's parser."""
+    longest = MAX_CALL_CHARS - len("x='')")
+    assert calls_of(whole("pythonic", f"[get(x='{'a' * longest}')]")) == [("get", {"x": "a" * longest})]
+    too_long = f"[get(x={'[],' * (MAX_CALL_CHARS // 3)})]"
+    assert MAX_CALL_CHARS <= 8192 and whole("pythonic", too_long) == [too_long]
+
+
+def test_odd_escapes_in_python_arguments_are_nobodys_warning_and_change_no_filters() -> None:
+    """Filters are the same for all threads."""
+    code = (
+        "import warnings; from kvhive.router.chat.tools import pythonic\n"
+        "warnings.catch_warnings = None\n"
+        r"""print(pythonic._as_json(r"x='\d'"))"""
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-W", "always", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert (json.loads(done.stdout), done.stderr) == ({"x": r"\d"}, "")
 
 
 @pytest.mark.parametrize(

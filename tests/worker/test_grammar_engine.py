@@ -7,7 +7,7 @@ import json
 import jsonschema
 import pytest
 from grammar_rig import FINISHING, following, matcher, spoken
-from grammar_vocabulary import CONTROL, END
+from grammar_vocabulary import CONTROL, END, TINY
 from real_engine import RealEngine, request, tiny_model
 
 from kvhive.proto.errors import InvalidRequest
@@ -100,6 +100,14 @@ def test_another_worker_goes_on_from_any_token(models):
         moved.tokens += tokens[:cut]
         moved.matcher.follow(tokens[:cut])
         assert RealEngine(models[0], 200, 64).run(moved) == [tokens[cut:]]
+
+
+def test_drafts_the_vocabulary_does_not_have_end_the_drafting_and_not_the_answer():
+    following_ab = matcher("regex", "ab+")
+    size = len(TINY.tokens)
+    assert following_ab.allows([*b"abb", size, *b"b"]) == 3
+    assert following_ab.allows([size + 1]) == following_ab.allows([]) == 0
+    assert following_ab.failure is None and following_ab.allows(b"ab!") == 2
 
 
 def test_what_an_earlier_worker_generated_must_be_of_the_grammar():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import threading
 
 import grpc
 import pytest
 from grammar_vocabulary import TINY
+from real_engine import request
 from redis_fixtures import eventually
 from worker_rig import METADATA, WorkerRig, running_worker
 
@@ -15,6 +18,7 @@ from kvhive.proto.grammar import MAX_GRAMMAR_BYTES
 from kvhive.proto.token_vocabulary import TokenVocabulary
 from kvhive.proto.v1 import worker_pb2
 from kvhive.worker import grammar_desk
+from kvhive.worker.sequence import Grammar
 
 
 def asked(
@@ -104,3 +108,22 @@ async def test_a_grammar_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> No
             await worker.generate(asked(worker, f"r{number}", text=text, n=2))
         await worker.idle()
     assert compiled == ["a", "b", "c", "b"]
+
+
+async def test_what_nobody_wants_any_more_fails_without_a_word_in_the_log() -> None:
+    """asyncio complains of failures that nobody has asked for."""
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    desk, looked = grammar_desk.GrammarDesk(None), asyncio.Event()
+
+    def wanted() -> bool:
+        looked.set()
+        return False
+
+    seq = request("gone", [1, 2, 3], 4, grammar=Grammar("regex", "a*"))
+    desk.begin([seq], lambda seq: None, lambda output: complaints.append(output), wanted)
+    await asyncio.wait_for(looked.wait(), 30)
+    await asyncio.sleep(0)
+    gc.collect()
+    desk.close()
+    assert complaints == []

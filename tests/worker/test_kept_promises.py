@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from typing import cast
 
 import pytest
 from engine_rig import Rig
 
 from kvhive.proto.errors import Overloaded
-from kvhive.worker.kept_out import MAX_KEPT_OUT_S
+from kvhive.worker.kept_out import MAX_KEPT_OUT_S, KeptOut
+from kvhive.worker.kv_cache_manager import KvCacheManager
 from kvhive.worker.pins import PinBudget
 from kvhive.worker.sequence import SequenceState
 
@@ -190,3 +192,29 @@ def test_who_is_preempted_comes_back_as_soon_as_all_but_pins_is_free_and_goes_on
     assert isinstance(last.error, Overloaded) and rig.sequences["long"].preemptions == 2
     assert len(rig.tokens("long")) == 25, "its router takes it elsewhere with these"
     assert MAX_KEPT_OUT_S < rig.now < MAX_KEPT_OUT_S + 10.0
+
+
+class PinsInTheWay:
+    """A cache manager of which only that is asked, with a clock."""
+
+    def __init__(self) -> None:
+        self.now, self.pins = 0.0, True
+
+    def clock(self) -> float:
+        return self.now
+
+    def kept_out_by_pins(self, seq: object, num_tokens: int) -> bool:
+        return self.pins
+
+
+def test_who_waits_for_others_than_pins_meanwhile_is_not_kept_out_by_pins() -> None:
+    """No room is made for it then, and its minute begins anew when pins are in its way again."""
+    manager, seq = PinsInTheWay(), Rig(16, 4).submit("r", range(8))
+    kept_out = KeptOut(cast(KvCacheManager, manager))
+    assert kept_out.note(seq, 9) and kept_out.makes_room()
+    manager.now, manager.pins = 10.0, False
+    assert not kept_out.note(seq, 9) and not kept_out and not kept_out.makes_room()
+    manager.now, manager.pins = MAX_KEPT_OUT_S + 5.0, True
+    assert kept_out.note(seq, 9) and kept_out.overdue() == []
+    manager.now += MAX_KEPT_OUT_S
+    assert kept_out.overdue() == [seq]

@@ -7,9 +7,11 @@ import time
 
 import pytest
 from engine_rig import Rig
+from leased_chains import LeasedChains
 
 from kvhive.proto.block_hash import BlockHash
 from kvhive.worker.block_pool import Block, BlockPool
+from kvhive.worker.hot_chains import HotBounds, hot_chains
 from kvhive.worker.pins import PinBudget
 from kvhive.worker.sequence import SequenceState
 
@@ -103,6 +105,29 @@ def test_prefixes_stay_closed_however_leases_end(ttls: tuple[float, float]) -> N
             left = {int(name[1:]) for name in cached_names(pool) if name.startswith("a")}
             assert left == set(range(len(left))), "a block was left without its parent"
     assert not any(name.startswith("a") for name in cached_names(pool))
+
+
+def test_a_parent_whose_last_user_leaves_after_its_lease_is_evicted_after_its_child() -> None:
+    """While room is made both leases end at one moment, and nobody has looked since."""
+    pool = BlockPool(8)
+    parent, child = blocks = pool.allocate(2)
+    pool.register(parent, BlockHash(b"p" * 32))
+    pool.register(child, BlockHash(b"c" * 32), parent)
+    assert pin(pool, blocks, 10.0, now=90.0) == ""
+    pool.acquire(parent)  # by another request, which stays
+    pool.leases.renew(False, 100.0)
+    release(pool, blocks, now=101.0)
+    pool.expire(109.9)
+    pool.release(parent, 110.1)
+    pool.expire(110.2)
+    pool.allocate(7)
+    assert (parent.block_hash is not None, child.block_hash) == (True, None)
+    assert [len(each.hashes) for each in hot_chains(pool, [], HotBounds(8, 8), 111.0)] == [1]
+
+
+def test_prefixes_stay_closed_whatever_happens_when() -> None:
+    for seed in range(400):
+        LeasedChains(seed).walk(60)
 
 
 def test_pins_are_bounded_per_tenant_and_in_all_and_what_was_refused_is_told() -> None:

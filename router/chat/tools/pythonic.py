@@ -18,8 +18,12 @@ from kvhive.router.chat.tools.hermes import HERMES
 from kvhive.router.chat.tools.json_text import MAX_DEPTH, another
 
 START, END = "<|python_start|>", "<|python_end|>"
-MAX_CALL_CHARS = 64 * 1024
-"""Of one call's arguments: Python's own parser reads them at once."""
+MAX_CALL_CHARS = 8 * 1024
+"""Of one call's arguments: Python's own parser reads them at once, and holds everything else up meanwhile."""
+
+_WRITTEN_IN = "<arguments of a call>"
+# Of odd escapes in strings. Once for all: what is ignored is the same for all threads.
+warnings.filterwarnings("ignore", module=_WRITTEN_IN)
 
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
 _CONSTANTS = {"true": True, "false": False, "null": None}
@@ -93,9 +97,7 @@ def _string(feed: Feed, quote: str) -> Reading[None]:
 def _as_json(said: str) -> str:
     """Return keyword arguments as a JSON object. Raises NotACall."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of odd escapes in strings
-            call = ast.parse(f"f({said}\n)", mode="eval").body
+        call = ast.parse(f"f({said}\n)", _WRITTEN_IN, "eval").body
         if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name):
             raise NotACall
         names = [keyword.arg for keyword in call.keywords]
