@@ -148,7 +148,6 @@ class BlockPool:
             self._pinned[block.block_id] = block
         else:
             block.lease = None
-            self.expire(now)  # of children whose leases have ended, too: they stand before it
             self._cached[block.block_id] = block
 
     def pin(
