@@ -182,9 +182,9 @@ def _is_short(prompt: Prompt) -> bool:
                 return False
             chars = 0
             for message in messages:
-                chars += len(message.content)
+                chars += len(message.content) + len(message.tool_call_id)
                 for call in message.tool_calls:
-                    chars += len(call.arguments)
+                    chars += len(call.id) + len(call.name) + len(call.arguments)
             for tool in tools:
-                chars += len(tool.description) + len(tool.parameters)
+                chars += len(tool.name) + len(tool.description) + len(tool.parameters)
             return chars <= SHORT_CHARS

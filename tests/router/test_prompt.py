@@ -13,7 +13,7 @@ from tiny_tokenizer import save_tokenizer
 
 from kvhive.proto.block_hash import pack_tokens, root_hash
 from kvhive.proto.errors import InvalidRequest
-from kvhive.router.chat.messages import ChatMessage, ChatPrompt
+from kvhive.router.chat.messages import ChatMessage, ChatPrompt, ToolCall
 from kvhive.router.prompt import (
     SHORT_CHARS,
     SHORT_MESSAGES,
@@ -86,11 +86,13 @@ async def test_short_prompts_stay_on_the_loop(watched: Watched) -> None:
 
 async def test_long_new_and_many_go_to_a_thread(watched: Watched) -> None:
     new = "hello" * (UNKNOWN_CHARS // 5 + 1)
+    calls = (ToolCall("i" * 200, "n" * 100, "{}"),) * (SHORT_CHARS // 300)
     for prompt in (
         TextPrompt("hello " * SHORT_CHARS),
         chat(*["hello"] * (SHORT_MESSAGES + 1)),
         chat(new),
         TokenPrompt((1,) * (SHORT_CHARS + 1)),
+        ChatPrompt((ChatMessage("assistant", "", calls),)),
     ):
         watched.threads.clear()
         assert await watched.thread(prompt) == "tokenizer"
