@@ -87,7 +87,8 @@ def text_completion(model: ModelInfo) -> Schema:
 
 def tokenize(model: ModelInfo) -> Schema:
     """Of /tokenize."""
-    either = {"model": {"enum": ["", model.name]}, "return_token_strs": _FLAG}
+    salt = {"type": "string", "maxLength": MAX_CACHE_NAME_CHARS}
+    either = {"model": {"enum": ["", model.name]}, "cache_salt": salt, "return_token_strs": _FLAG}
     messages = array(_message(), minItems=1, maxItems=MAX_MESSAGES)
     tools = {"tools": array(_tool(), maxItems=MAX_TOOLS), "tool_choice": _tool_choice()}
     text = {"type": "string", "minLength": 1}
