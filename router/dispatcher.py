@@ -120,14 +120,13 @@ class Dispatcher:
         """See Frontend."""
         return bool(self._state.registry.routable(self._clock()))
 
-    async def tokenize(self, prompt: Prompt, model: str = "") -> list[int]:
+    async def tokenize(self, prompt: Prompt, model: str = "", cache_salt: str = "") -> list[int]:
         """Return the token ids that `generate` would compute. Raises InvalidRequest, Overloaded."""
-        validate_request(
-            GenerateRequest(prompt, model=model), self._model.vocab_size, self._model.max_context
-        )
+        asked = GenerateRequest(prompt, model=model, cache_salt=cache_salt)
+        validate_request(asked, self._model.vocab_size, self._model.max_context)
         self._check_model(model)
         with self._admission.admitted():
-            return await self._preparer.tokenize(prompt)
+            return await self._preparer.tokenize(prompt, cache_salt)
 
     async def detokenize(self, token_ids: Sequence[int], model: str = "") -> str:
         """See TokenizingFrontend."""

@@ -170,7 +170,7 @@ class Frontend(Protocol):
 class TokenizingFrontend(Frontend, Protocol):
     """A Frontend that also tells how it would tokenise, and prepares for a prompt."""
 
-    async def tokenize(self, prompt: Prompt, model: str = "") -> list[int]:
+    async def tokenize(self, prompt: Prompt, model: str = "", cache_salt: str = "") -> list[int]:
         """Return the token ids that `generate` would compute. Raises InvalidRequest, Overloaded."""
         ...
 

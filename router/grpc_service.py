@@ -82,9 +82,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
         """Tokenise text or chat."""
         try:
-            return pb.TokenizeResponse(
-                token_ids=await self._frontend.tokenize(prompt(request), request.model)
-            )
+            ids = await self._frontend.tokenize(prompt(request), request.model, request.cache_salt)
+            return pb.TokenizeResponse(token_ids=ids)
         except KvhiveError as error:
             await abort(context, error)
             raise

@@ -22,6 +22,7 @@ MAX_KEPT_BYTES = 64 * 1024 * 1024
 """Of memory for passages: about 25 MB of text, or a thousand conversations of 6,000 tokens."""
 LONGEST_KEPT_CHARS = 16 * PASSAGE_CHARS
 """A longer passage has no place to be cut at, and may be megabytes."""
+_TOKEN_BYTES = 4
 _ENTRY_BYTES = 150
 """What a passage takes besides its two objects."""
 
@@ -38,6 +39,8 @@ class PartlyKnown:
     """Packed ids that stand before and after it all."""
     ended: bool = False
     """Whether it will come again and end there, so that its last passage is worth keeping, too."""
+    left_out: int = 0
+    """Of the ids, so many at the beginning: those of a joint (text_joint.py)."""
 
     @property
     def unknown(self) -> list[str]:
@@ -65,10 +68,12 @@ class KnownText:
         self._lock = Lock()
         self.kept_bytes = 0
 
-    def look_up(self, text: str, add_special_tokens: bool, ended: bool = False) -> PartlyKnown:
+    def look_up(
+        self, text: str, add_special_tokens: bool, ended: bool = False, left_out: int = 0
+    ) -> PartlyKnown:
         """Cut a text, and say what of it is known."""
         if self._ends is None:
-            return PartlyKnown([(text, [text])], add_special_tokens)
+            return PartlyKnown([(text, [text])], add_special_tokens, left_out=left_out)
         cut, known = passages(text), self._passages
         with self._lock:
             ids = [known.get(passage) for passage in cut]
@@ -80,7 +85,8 @@ class KnownText:
             pieces: Pieces = self._words.look_up(passage, room) if found is None else [found]
             room = max(0, room - sum(isinstance(piece, str) for piece in pieces))
             partly.append((passage, pieces))
-        return PartlyKnown(partly, ends=self._ends if add_special_tokens else (b"", b""), ended=ended)
+        ends = self._ends if add_special_tokens else (b"", b"")
+        return PartlyKnown(partly, ends=ends, ended=ended, left_out=left_out)
 
     def complete(self, text: PartlyKnown) -> bytes:
         """Return the packed ids of the whole text, having tokenised what of it was not known."""
@@ -97,7 +103,7 @@ class KnownText:
             # The last one ends where the text does: another text with this beginning has a longer one there.
             kept = text.passages if text.ended else text.passages[:-1]
             self._keep([passage for passage, _ in kept], packed)
-        return b"".join((text.ends[0], *packed, text.ends[1]))
+        return b"".join((text.ends[0], *packed, text.ends[1]))[_TOKEN_BYTES * text.left_out :]
 
     def _tokenized(self, texts: Sequence[str], special: bool) -> list[bytes]:
         # This call releases the GIL and skips offsets: 3 times faster, and the event loop keeps running.

@@ -133,9 +133,9 @@ class MeteredFrontend:
         """See Frontend."""
         return self._inner.ready()
 
-    async def tokenize(self, prompt: Prompt, model: str = "") -> list[int]:
+    async def tokenize(self, prompt: Prompt, model: str = "", cache_salt: str = "") -> list[int]:
         """See TokenizingFrontend."""
-        return await self._inner.tokenize(prompt, model)
+        return await self._inner.tokenize(prompt, model, cache_salt)
 
     async def detokenize(self, token_ids: Sequence[int], model: str = "") -> str:
         """See TokenizingFrontend."""

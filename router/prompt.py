@@ -92,10 +92,10 @@ class PromptPreparer:
             return await self._off_loop(lambda: self._hashed(request, begun))
         return self._hashed(request, begun)
 
-    async def tokenize(self, prompt: Prompt) -> list[int]:
-        """Tokenise only."""
+    async def tokenize(self, prompt: Prompt, cache_salt: str = "") -> list[int]:
+        """Tokenise only, as `prepare` does."""
         return await self._off_loop(
-            lambda: unpack_tokens(self._conversations.complete(self._begun(prompt))[0])
+            lambda: unpack_tokens(self._conversations.complete(self._begun(prompt, cache_salt))[0])
         )
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
@@ -132,7 +132,7 @@ class PromptPreparer:
 
         return Answers(ended)
 
-    def _begun(self, prompt: Prompt, salt: str = "") -> PartlyKnown | MarkedChat:
+    def _begun(self, prompt: Prompt, salt: str) -> PartlyKnown | MarkedChat:
         match prompt:
             case TextPrompt(text):
                 return self._tokenizer.look_up(text, add_special_tokens=True)
@@ -182,9 +182,9 @@ def _is_short(prompt: Prompt) -> bool:
                 return False
             chars = 0
             for message in messages:
-                chars += len(message.content)
+                chars += len(message.content) + len(message.tool_call_id)
                 for call in message.tool_calls:
-                    chars += len(call.arguments)
+                    chars += len(call.id) + len(call.name) + len(call.arguments)
             for tool in tools:
-                chars += len(tool.description) + len(tool.parameters)
+                chars += len(tool.name) + len(tool.description) + len(tool.parameters)
             return chars <= SHORT_CHARS

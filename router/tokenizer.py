@@ -21,6 +21,7 @@ from kvhive.router.chat.rendering import ChatRenderer
 from kvhive.router.gguf_tokenizer import load_gguf_tokenizer
 from kvhive.router.hf_tokenizer import load_hf_tokenizer
 from kvhive.router.known_text import KnownText, PartlyKnown
+from kvhive.router.text_joint import Joint, joint_of
 from kvhive.router.tokenizer_parts import TokenizerParts
 
 
@@ -51,6 +52,8 @@ class TextTokenizer:
         self._skipped = frozenset(token_id for token_id, token in added.items() if token.special)
         self.control_tokens = ControlTokens(added[token_id].content for token_id in self._skipped)
         """What conversations may not spell."""
+        self.joint = joint_of(self._tokenizer, min(self._skipped, default=None))
+        """What stands before a text that is tokenised apart from the one before it; None: it cannot be."""
         self._typed = _all_text(self._tokenizer)
         self._known = KnownText(self._tokenizer)
         self._max_tokens = max_tokens
@@ -76,13 +79,18 @@ class TextTokenizer:
         """
         return unpack_tokens(self.complete(self.look_up(text, add_special_tokens)))
 
-    def look_up(self, text: str, add_special_tokens: bool, ended: bool = False) -> PartlyKnown:
+    def look_up(
+        self, text: str, add_special_tokens: bool, ended: bool = False, behind: bool = False
+    ) -> PartlyKnown:
         """Begin to `encode`: cut the text, and look up what was tokenised before. Takes microseconds.
 
-        `ended` says that the text will come again and end there, with something else behind it.
+        `ended` says that the text will come again and end there, with something else behind it; `behind`
+        that it stands behind other text.
         Raises InvalidRequest for a text that cannot fit into `max_tokens`.
         """
         self.check_length(text)
+        if behind and self.joint is not None:
+            return self._known.look_up(self.joint.text + text, False, ended, self.joint.tokens)
         return self._known.look_up(text, add_special_tokens, ended)
 
     def complete(self, text: PartlyKnown) -> bytes:
@@ -93,10 +101,11 @@ class TextTokenizer:
         """Return the text of ids; bytes that are not UTF-8 show as U+FFFD."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
-    def encode_typed(self, text: str) -> bytes:
+    def encode_typed(self, text: str, behind: bool = False) -> bytes:
         """Return the packed ids of a text in which nothing is a control token."""
-        (encoding,) = self._typed.encode_batch_fast([text], add_special_tokens=False)
-        return pack_tokens(encoding.ids)
+        joint = self.joint if behind and self.joint is not None else Joint()
+        (encoding,) = self._typed.encode_batch_fast([joint.text + text], add_special_tokens=False)
+        return pack_tokens(encoding.ids[joint.tokens :])
 
     def render_chat(self, messages: Sequence[ChatMessage], tools: Sequence[Tool] = ()) -> str:
         """Return a conversation as the model's template writes it, ready for the assistant's turn.

@@ -36,9 +36,10 @@ class KeyedFrontend:
         """See Frontend."""
         return self._inner.ready()
 
-    async def tokenize(self, prompt: Prompt, model: str = "") -> list[int]:
+    async def tokenize(self, prompt: Prompt, model: str = "", cache_salt: str = "") -> list[int]:
         """See TokenizingFrontend."""
-        return await self._inner.tokenize(prompt, model)
+        own = self._own(GenerateRequest(prompt, cache_salt=cache_salt))
+        return await self._inner.tokenize(prompt, model, own.cache_salt)
 
     async def detokenize(self, token_ids: Sequence[int], model: str = "") -> str:
         """See TokenizingFrontend."""

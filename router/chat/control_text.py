@@ -23,6 +23,8 @@ class Typed:
     """Text in which nothing is a control token."""
 
     text: str
+    behind: bool = False
+    """Whether it is to be tokenised as what stands behind other text."""
 
 
 class ControlTokens:

@@ -31,6 +31,8 @@ _TOKEN_BYTES = 4
 class _Plain:
     text: str
     known: PartlyKnown
+    behind: bool
+    """Whether it is tokenised as what stands behind other text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class Conversations:
     def __init__(self, tokenizer: TextTokenizer, known: KnownTurns | None = None) -> None:
         self._tokenizer = tokenizer
         self._control = tokenizer.control_tokens
+        self._joint = tokenizer.joint
         self._known = KnownTurns() if known is None else known
 
     def encode(self, prompt: ChatPrompt, salt: str = "") -> tuple[bytes, tuple[int, ...]]:
@@ -116,7 +119,7 @@ class Conversations:
         """Return the messages that may be what this model said."""
         found: dict[int, KnownTurn] = {}
         said = [index for index, message in enumerate(messages) if message.role == "assistant"]
-        if not said or not self._known:
+        if not said or not self._known or self._joint is None:
             return found
         so_far = SaidSoFar(salt)
         for index, message in enumerate(messages[: said[-1] + 1]):
@@ -149,34 +152,43 @@ class Conversations:
         """Return how many pieces lie before a place in the text, and what does of the next one."""
         begun = sum(place < end for place, _ in placed)
         after = placed[begun][0] if begun < len(placed) else len(marked.text)
-        if begun == 0 or after == end or isinstance(placed[begun - 1][1], _Turn):
+        place, piece = placed[begun - 1] if begun else (0, None)
+        if piece is None or after == end or isinstance(piece, _Turn):
             return begun, ()
-        place, piece = placed[begun - 1]
         if isinstance(piece, Typed) and len(piece.text) > MOST_PARTLY_TYPED_CHARS:
             return begun - 1, ()
-        texts = self._texts(marked.text[place:end], place, marked.marks)
+        texts = self._texts(marked.text[place:end], place, marked.marks, behind=piece.behind)
         return begun - 1, [piece for _, piece in texts]
 
     def _cut(self, text: str, turns: Mapping[int, KnownTurn], marks: Marks) -> list[tuple[int, _Piece]]:
         """Cut a rendered text at its marks, and look up what is only text; say where each piece begins."""
         pieces: list[tuple[int, _Piece]] = []
-        start = 0
+        start, behind = 0, False
         for begin, end, message in marks.turns(text):
-            pieces += [*self._texts(text[start:begin], start, marks, ended=True), (begin, _Turn(message))]
-            pieces += [(end, piece) for _, piece in self._texts(turns[message].rest, end, marks)]
+            pieces += self._texts(text[start:begin], start, marks, ended=True, behind=behind)
+            pieces.append((begin, _Turn(message)))
+            behind = True
+            pieces += [(end, piece) for _, piece in self._texts(turns[message].rest, end, marks, behind=True)]
             start = end
-        return [*pieces, *self._texts(text[start:], start, marks)]
+        return [*pieces, *self._texts(text[start:], start, marks, behind=behind)]
 
-    def _texts(self, text: str, start: int, marks: Marks, ended: bool = False) -> list[tuple[int, _Piece]]:
+    def _texts(
+        self, text: str, start: int, marks: Marks, ended: bool = False, behind: bool = False
+    ) -> list[tuple[int, _Piece]]:
         pieces: list[tuple[int, _Piece]] = []
         for place, piece in self._control.apart(text, marks):
-            known = piece if isinstance(piece, Typed) else _Plain(piece, self._looked_up(piece, ended))
-            pieces.append((start + place, known))
+            if place:  # it begins with a control token, or stands behind one
+                behind = self._joint is not None and self._joint.behind_control
+            if isinstance(piece, Typed):
+                pieces.append((start + place, Typed(piece.text, behind)))
+            else:
+                known = self._looked_up(piece, ended, behind)
+                pieces.append((start + place, _Plain(piece, known, behind)))
         return pieces
 
-    def _looked_up(self, text: str, ended: bool = False) -> PartlyKnown:
+    def _looked_up(self, text: str, ended: bool = False, behind: bool = False) -> PartlyKnown:
         # The template writes BOS itself.
-        return self._tokenizer.look_up(text, add_special_tokens=False, ended=ended)
+        return self._tokenizer.look_up(text, add_special_tokens=False, ended=ended, behind=behind)
 
     def _encoded(
         self, pieces: Sequence[_Piece], turns: Mapping[int, KnownTurn]
@@ -198,7 +210,7 @@ class Conversations:
             elif isinstance(piece, _Plain):
                 ids = self._tokenizer.complete(piece.known)
             else:
-                ids = self._tokenizer.encode_typed(piece.text)
+                ids = self._tokenizer.encode_typed(piece.text, piece.behind)
             packed.append(ids)
             before = so_far.copy()
             so_far.update(ids)
@@ -207,10 +219,10 @@ class Conversations:
     def _trimmed(self, piece: _Piece | None) -> bytes:
         """Return the ids of a text without spaces at its end: some templates put one before what was said."""
         match piece:
-            case _Plain(text):
-                return self._tokenizer.complete(self._looked_up(text.rstrip(" ")))
-            case Typed(text):
-                return self._tokenizer.encode_typed(text.rstrip(" "))
+            case _Plain(text, behind=behind):
+                return self._tokenizer.complete(self._looked_up(text.rstrip(" "), behind=behind))
+            case Typed(text, behind):
+                return self._tokenizer.encode_typed(text.rstrip(" "), behind)
         return b""
 
 

@@ -21,7 +21,8 @@ def generated_turn(
     """Return the ids that stand for an answer's text and calls; None where none do.
 
     `ends` are the ids that end a turn, of which the last one is the template's business. A stop string ends
-    a text before its last ids do: then those count that lie in the text, and the rest is text.
+    a text before its last ids do: then those count that lie in the text, and the rest is text. A rest that
+    spells a control token would become one, so such a turn is not remembered.
     """
     ids = list(answer.token_ids)
     if ids and ids[-1] in ends and tokenizer.is_special(ids[-1]):
@@ -32,6 +33,8 @@ def generated_turn(
             return None
     elif tokenizer.decode(ids) != turn.content:
         count, rest = _cut(tokenizer, ids, turn.content)
+        if tokenizer.control_tokens.typed_in(rest):
+            return None
         ids = ids[:count]
     return KnownTurn(after, pack_tokens(ids), rest) if ids else None
 

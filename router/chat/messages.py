@@ -12,7 +12,7 @@ from typing import Literal
 
 from kvhive.proto.errors import InvalidRequest
 from kvhive.proto.limits import MAX_PIN_TTL_S, MAX_PINS
-from kvhive.router.field_checks import check_above_zero, check_text, spell_text
+from kvhive.router.field_checks import check_above_zero, check_chars, check_text, spell_text
 
 ROLES = ("system", "user", "assistant", "tool")
 MAX_MESSAGES = 4096
@@ -21,6 +21,7 @@ MAX_TOOLS = 256
 MAX_TOOL_CALLS = 256
 """Of one message."""
 MAX_TOOL_NAME_CHARS = 128
+MAX_CALL_ID_CHARS = 256
 _TOOL_NAME = re.compile(rf"[A-Za-z0-9_.:/-]{{1,{MAX_TOOL_NAME_CHARS}}}")
 """Models write names bare, between marks of their own."""
 
@@ -124,9 +125,11 @@ def _check_calls(where: str, message: ChatMessage) -> None:
             f"{where}.tool_calls", f"must be at most {MAX_TOOL_CALLS} calls, is {len(message.tool_calls)}"
         )
     for index, call in enumerate(message.tool_calls):
-        for name, text in (("id", call.id), ("name", call.name), ("arguments", call.arguments)):
-            check_text(f"{where}.tool_calls[{index}].{name}", text)
-    check_text(f"{where}.tool_call_id", message.tool_call_id)
+        at = f"{where}.tool_calls[{index}]"
+        check_chars(f"{at}.id", call.id, MAX_CALL_ID_CHARS)
+        check_chars(f"{at}.name", call.name, MAX_TOOL_NAME_CHARS)
+        check_text(f"{at}.arguments", call.arguments)
+    check_chars(f"{where}.tool_call_id", message.tool_call_id, MAX_CALL_ID_CHARS)
 
 
 def _check_tools(prompt: ChatPrompt) -> None:

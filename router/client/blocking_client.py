@@ -103,9 +103,9 @@ class Client:
         )
         return answer
 
-    def tokenize(self, prompt: str | pb.Chat, *, model: str = "") -> list[int]:
+    def tokenize(self, prompt: str | pb.Chat, *, model: str = "", cache_salt: str = "") -> list[int]:
         """Return the token ids that `generate` would compute."""
-        request = tokenize_request(prompt, model)
+        request = tokenize_request(prompt, model, cache_salt)
         answer: pb.TokenizeResponse = self._call(self._stub.Tokenize, request, TOKENIZE_TIMEOUT_S)
         return list(answer.token_ids)
 

@@ -79,9 +79,9 @@ def prewarm_request(prompt: Prompt, options: PrewarmOptions) -> pb.PrewarmReques
     return _built(pb.PrewarmRequest, dict(options) | _input(prompt))
 
 
-def tokenize_request(prompt: str | pb.Chat, model: str) -> pb.TokenizeRequest:
+def tokenize_request(prompt: str | pb.Chat, model: str, cache_salt: str) -> pb.TokenizeRequest:
     """Return the request. Raises as `generate_request`."""
-    return _built(pb.TokenizeRequest, {"model": model} | _input(prompt))
+    return _built(pb.TokenizeRequest, {"model": model, "cache_salt": cache_salt} | _input(prompt))
 
 
 def event_of(response: pb.GenerateResponse) -> Event | None:

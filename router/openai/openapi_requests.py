@@ -18,7 +18,13 @@ from kvhive.proto.limits import (
     MAX_TEMPERATURE,
     MAX_TENANT_CHARS,
 )
-from kvhive.router.chat.messages import MAX_MESSAGES, MAX_TOOL_CALLS, MAX_TOOLS
+from kvhive.router.chat.messages import (
+    MAX_CALL_ID_CHARS,
+    MAX_MESSAGES,
+    MAX_TOOL_CALLS,
+    MAX_TOOL_NAME_CHARS,
+    MAX_TOOLS,
+)
 from kvhive.router.frontend import ModelInfo
 from kvhive.router.openai.field_policy import (
     IGNORED,
@@ -81,7 +87,8 @@ def text_completion(model: ModelInfo) -> Schema:
 
 def tokenize(model: ModelInfo) -> Schema:
     """Of /tokenize."""
-    either = {"model": {"enum": ["", model.name]}, "return_token_strs": _FLAG}
+    salt = {"type": "string", "maxLength": MAX_CACHE_NAME_CHARS}
+    either = {"model": {"enum": ["", model.name]}, "cache_salt": salt, "return_token_strs": _FLAG}
     messages = array(_message(), minItems=1, maxItems=MAX_MESSAGES)
     tools = {"tools": array(_tool(), maxItems=MAX_TOOLS), "tool_choice": _tool_choice()}
     text = {"type": "string", "minLength": 1}
@@ -153,12 +160,14 @@ def _message() -> Schema:
     )
     content: Schema = {"anyOf": [_TEXT, array(part)]}
     ignored = _anything(IGNORED_IN_MESSAGES)
+    call_id = {"type": "string", "maxLength": MAX_CALL_ID_CHARS}
+    called_name = {"type": "string", "maxLength": MAX_TOOL_NAME_CHARS}
     call = _inner(
         {
-            "id": _TEXT,
+            "id": call_id,
             "type": {"const": "function"},
             "index": {},
-            "function": _inner({"name": _TEXT, "arguments": _TEXT}, ["name", "arguments"]),
+            "function": _inner({"name": called_name, "arguments": _TEXT}, ["name", "arguments"]),
         },
         ["id", "function"],
     )
@@ -169,7 +178,7 @@ def _message() -> Schema:
         "tool_calls": array(call, minItems=1, maxItems=MAX_TOOL_CALLS),
         **ignored,
     }
-    answered = {"role": {"const": "tool"}, "content": content, "tool_call_id": _TEXT, **ignored}
+    answered = {"role": {"const": "tool"}, "content": content, "tool_call_id": call_id, **ignored}
     return {
         "anyOf": [
             _inner(

@@ -20,7 +20,7 @@ from kvhive.router.request import Prompt, TextPrompt
 
 SPELLED_AT_ONCE = 1024
 """Tokens that are spelled before others have their turn on the event loop."""
-OBEYED = frozenset({"model", "prompt", "messages", "tools", "tool_choice", "return_token_strs"})
+OBEYED = frozenset({"model", "prompt", "messages", "tools", "tool_choice", "cache_salt", "return_token_strs"})
 NEUTRAL_WITH_PROMPT: Mapping[str, tuple[object, ...]] = {"add_special_tokens": (True,)}
 NEUTRAL_WITH_MESSAGES: Mapping[str, tuple[object, ...]] = {
     "add_special_tokens": (False,),
@@ -35,6 +35,7 @@ class TokenizeRequest:
 
     prompt: Prompt
     model: str
+    cache_salt: str
     spelled: bool
     """Whether each token is to be shown as text, too."""
     ignored: tuple[str, ...]
@@ -61,6 +62,7 @@ def parse_tokenize(body: dict[str, Any]) -> TokenizeRequest:
     chat = body.get("messages") is not None
     given = given_fields(body, OBEYED, NEUTRAL_WITH_MESSAGES if chat else NEUTRAL_WITH_PROMPT)
     model: str = typed(given, "model", str, "")
+    salt: str = typed(given, "cache_salt", str, "")
     spelled: bool = typed(given, "return_token_strs", bool, False)
     for name in ("prompt",) if chat else ("tools", "tool_choice"):
         if name in given:
@@ -68,11 +70,11 @@ def parse_tokenize(body: dict[str, Any]) -> TokenizeRequest:
     if chat:
         tools, choice = read_tools(given)
         prompt = ChatPrompt(read_messages(given).messages, tools, choice)
-        return TokenizeRequest(prompt, model, spelled, given.ignored)
+        return TokenizeRequest(prompt, model, salt, spelled, given.ignored)
     if "prompt" not in given:
         raise InvalidRequest("prompt", "is required, or messages")
     text = TextPrompt(typed(given, "prompt", str, ""))
-    return TokenizeRequest(text, model, spelled, given.ignored)
+    return TokenizeRequest(text, model, salt, spelled, given.ignored)
 
 
 def parse_detokenize(body: dict[str, Any]) -> DetokenizeRequest:
@@ -87,7 +89,7 @@ def parse_detokenize(body: dict[str, Any]) -> DetokenizeRequest:
 async def tokenized(frontend: TokenizingFrontend, asked: TokenizeRequest, model: ModelInfo) -> dict[str, Any]:
     """Return the answer of /tokenize. Raises InvalidRequest in the words of the body, Overloaded."""
     try:
-        ids = await frontend.tokenize(asked.prompt, asked.model)
+        ids = await frontend.tokenize(asked.prompt, asked.model, asked.cache_salt)
     except InvalidRequest as error:
         problem = str(error).removeprefix(f"{error.field}: ")
         raise InvalidRequest(asked.spell(error.field), problem) from error

@@ -33,7 +33,7 @@ class Ticking:
     def ready(self) -> bool:
         return True
 
-    async def tokenize(self, prompt: Prompt, model: str = "") -> list[int]:
+    async def tokenize(self, prompt: Prompt, model: str = "", cache_salt: str = "") -> list[int]:
         return [1]
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent, None]:

@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from router_rig import RouterRig, running_router
+from scripted_frontend import ScriptedFrontend
 
 from kvhive.router.auth.cluster_secret import Namespaces
 from kvhive.router.auth.keyed_frontend import KeyedFrontend
 from kvhive.router.auth.principal import Principal, asking
 from kvhive.router.frontend import Finished, Usage
-from kvhive.router.request import GenerateRequest, TokenPrompt
+from kvhive.router.request import GenerateRequest, Prompt, TextPrompt, TokenPrompt
 from kvhive.router.sampling_params import SamplingParams
 from kvhive.scripts.embedded_redis import EmbeddedRedis
 
@@ -116,3 +117,21 @@ async def test_two_keys_at_once_stay_themselves(redis_server: EmbeddedRedis, dem
         await rig.idle()
         await rig.indexed()
         assert len(usages) == 12 and rig.mirror.block_count("w1") == 4 * (len(SECRET) // 4)
+
+
+async def test_tokenising_is_under_the_salt_of_its_key() -> None:
+    """As generating is: so a conversation has as many tokens as are counted of it."""
+
+    class Heard(ScriptedFrontend):
+        salts: tuple[str, ...] = ()
+
+        async def tokenize(self, prompt: Prompt, model: str = "", cache_salt: str = "") -> list[int]:
+            self.salts += (cache_salt,)
+            return [1]
+
+    inner, namespaces = Heard(), Namespaces("token")
+    frontend = KeyedFrontend(inner, namespaces)
+    for who, salt in ((ALICE, ""), (ALICE, "pepper"), (BOB, "")):
+        asking.set(who)
+        await frontend.tokenize(TextPrompt("a"), cache_salt=salt)
+        assert inner.salts[-1] == namespaces.salt(who, salt)

@@ -13,7 +13,8 @@ from tiny_tokenizer import save_tokenizer
 
 from kvhive.proto.block_hash import pack_tokens, root_hash
 from kvhive.proto.errors import InvalidRequest
-from kvhive.router.chat.messages import ChatMessage, ChatPrompt
+from kvhive.router.chat.messages import ChatMessage, ChatPrompt, ToolCall
+from kvhive.router.frontend import Delta, Finished
 from kvhive.router.prompt import (
     SHORT_CHARS,
     SHORT_MESSAGES,
@@ -86,11 +87,13 @@ async def test_short_prompts_stay_on_the_loop(watched: Watched) -> None:
 
 async def test_long_new_and_many_go_to_a_thread(watched: Watched) -> None:
     new = "hello" * (UNKNOWN_CHARS // 5 + 1)
+    calls = (ToolCall("i" * 200, "n" * 100, "{}"),) * (SHORT_CHARS // 300)
     for prompt in (
         TextPrompt("hello " * SHORT_CHARS),
         chat(*["hello"] * (SHORT_MESSAGES + 1)),
         chat(new),
         TokenPrompt((1,) * (SHORT_CHARS + 1)),
+        ChatPrompt((ChatMessage("assistant", "", calls),)),
     ):
         watched.threads.clear()
         assert await watched.thread(prompt) == "tokenizer"
@@ -136,3 +139,19 @@ async def test_a_pin_says_of_how_many_tokens_it_is(watched: Watched) -> None:
     assert (await watched.preparer.prepare(request)).pins == (PromptPin(300.0, 3), PromptPin(60.0, 5))
     with pytest.raises(InvalidRequest, match=r"pins\[0\].tokens: .* the prompt's 2 tokens, is 3"):
         await watched.preparer.prepare(GenerateRequest(TokenPrompt((1, 2)), pins=pins))
+
+
+async def test_tokenising_knows_what_was_said_under_the_same_salt(watched: Watched) -> None:
+    first = chat("hello")
+    asked = GenerateRequest(first, cache_salt="key-1")
+    prepared = await watched.preparer.prepare(asked)
+    answers = watched.preparer.answers(asked, prepared)
+    assert answers is not None
+    letters = [id for letter in "hello" for id in watched.tokenizer.encode(letter, False)]
+    answers.take(Delta("hello", tuple(letters)))
+    answers.take(Finished("stop", None))
+    messages = (*first.messages, ChatMessage("assistant", "hello"), ChatMessage("user", "x"))
+    second = ChatPrompt(messages)
+    again = await watched.preparer.prepare(GenerateRequest(second, cache_salt="key-1"))
+    assert await watched.preparer.tokenize(second, "key-1") == list(again.token_ids)
+    assert len(await watched.preparer.tokenize(second)) < len(again.token_ids)

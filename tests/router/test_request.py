@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvhive.proto.errors import InvalidRequest
-from kvhive.router.chat.messages import ChatMessage, ChatPrompt, Tool
+from kvhive.router.chat.messages import ChatMessage, ChatPrompt, Tool, ToolCall
 from kvhive.router.request import (
     GenerateRequest,
     Prompt,
@@ -126,6 +126,24 @@ def test_sampling_limits(sampling: SamplingParams, message: str) -> None:
         (
             ChatPrompt((ChatMessage("user", "x"), ChatMessage("owner", "x"))),
             "messages[1].role: must be one of system, user, assistant, tool, is 'owner'",
+        ),
+        (
+            ChatPrompt(
+                (
+                    ChatMessage(
+                        "assistant", "", (ToolCall("i" * 256, "f", "{}"), ToolCall("i" * 257, "f", "{}"))
+                    ),
+                )
+            ),
+            "messages[0].tool_calls[1].id: must be at most 256 characters, is 257",
+        ),
+        (
+            ChatPrompt((ChatMessage("assistant", "", (ToolCall("i", "n" * 129, "{}"),)),)),
+            "messages[0].tool_calls[0].name: must be at most 128 characters, is 129",
+        ),
+        (
+            ChatPrompt((ChatMessage("tool", "", tool_call_id="i" * 257),)),
+            "messages[0].tool_call_id: must be at most 256 characters, is 257",
         ),
         (
             ChatPrompt((ChatMessage("user", "\ud83d"),)),

@@ -42,9 +42,9 @@ class SpeakingFrontend(ScriptedFrontend):
         for event in self.script:
             yield replace(event, usage=self.usage) if isinstance(event, Finished) else event
 
-    async def tokenize(self, prompt: Prompt, model: str = "") -> list[int]:
+    async def tokenize(self, prompt: Prompt, model: str = "", cache_salt: str = "") -> list[int]:
         validate_request(GenerateRequest(prompt, model=model), 1000, 8192)
-        return await super().tokenize(prompt, model)
+        return await super().tokenize(prompt, model, cache_salt)
 
     async def prewarm(self, request: GenerateRequest, workers: int) -> list[Usage]:
         self.prewarmed.append(request)

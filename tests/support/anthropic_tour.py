@@ -140,7 +140,7 @@ async def prewarming(visitor: Visitor) -> None:
     assert (warmed.content, warmed.usage.output_tokens) == ([], 0)
     asked = await visitor.ask("Hello?", system=system)
     full = (prompt_tokens(asked) - 1) // visitor.block * visitor.block
-    assert asked.usage.cache_read_input_tokens == full
+    assert asked.usage.cache_read_input_tokens == full, f"{warmed.usage}, then {asked.usage}"
 
 
 async def a_required_tool(visitor: Visitor) -> None:

@@ -72,7 +72,7 @@ class ScriptedFrontend:
     def ready(self) -> bool:
         return self.is_ready
 
-    async def tokenize(self, prompt: Prompt, model: str = "") -> list[int]:
+    async def tokenize(self, prompt: Prompt, model: str = "", cache_salt: str = "") -> list[int]:
         verb, *words = text_of(prompt).split()
         if verb == "refuse":
             raise REFUSALS[words[0]]
