@@ -176,8 +176,8 @@ def _keep_access(path: Path, fresh: int) -> None:
         os.fchmod(fresh, before.st_mode & 0o777)
     except OSError as error:
         raise ConfigError(
-            f"{path}: must stay its owner's (user {before.st_uid}, group {before.st_gid}), who alone may edit "
-            f"it: {error.strerror}"
+            f"{path}: must stay its owner's (user {before.st_uid}, group {before.st_gid}), and only they may "
+            f"edit it: {error.strerror}"
         ) from error
 
 
