@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.router.placement import Placement
@@ -12,10 +13,12 @@ from kvhive.router.routing_policy import CandidateCost
 
 MAX_DECISIONS = 4096
 MAX_ROWS = 200_000
-"""Candidates of all decisions that are kept, at about a hundred bytes each: with a thousand workers the last
-two hundred decisions."""
+"""Candidates of all decisions that are kept, and workers that were none, at about 300 bytes each: with a
+thousand workers the last two hundred decisions."""
 MAX_CANDIDATES = 64
-"""Of one explanation."""
+"""Of one explanation, and as many workers that were none."""
+MAX_EXPLAINED = 16
+"""Decisions of one id, which its caller chose: the answer is made on the event loop."""
 
 
 @dataclass(slots=True)
@@ -58,21 +61,24 @@ class DecisionLedger:
         """Remember where a request is sent, and forget what is too old; the newest is always kept."""
         entry = LedgerEntry(request_id, tenant, self._clock(), prompt_tokens, placement, moves)
         self._entries.append(entry)
-        self._rows += len(placement.decision.costs)
+        self._rows += _rows(entry)
         while len(self._entries) > self._most or (self._rows > self._most_rows and len(self._entries) > 1):
-            self._rows -= len(self._entries.popleft().placement.decision.costs)
+            self._rows -= _rows(self._entries.popleft())
         return entry
 
     def explain(self, request_id: str, tenant: str | None = None) -> pb.ExplainResponse:
-        """Return what is remembered of a request id, of one tenant alone where one is given; O(decisions)."""
+        """Return the newest that is remembered of a request id, of one tenant alone where one is given.
+
+        O(decisions).
+        """
         now = self._clock()
-        return pb.ExplainResponse(
-            decisions=[
-                self._described(entry, now)
-                for entry in self._entries
-                if entry.request_id == request_id and tenant in (None, entry.tenant)
-            ]
+        theirs = (
+            entry
+            for entry in reversed(self._entries)
+            if entry.request_id == request_id and tenant in (None, entry.tenant)
         )
+        newest = list(islice(theirs, MAX_EXPLAINED))
+        return pb.ExplainResponse(decisions=[self._described(entry, now) for entry in reversed(newest)])
 
     def _described(self, entry: LedgerEntry, now: float) -> pb.RouteDecision:
         placement = entry.placement
@@ -89,7 +95,7 @@ class DecisionLedger:
             pull_from=placement.source.worker_id if placement.source else "",
             moves=entry.moves,
             candidates=self._candidates(placement),
-            excluded=dict(decision.excluded),
+            excluded=dict(islice(decision.excluded.items(), MAX_CANDIDATES)),
         )
 
     def _candidates(self, placement: Placement) -> Iterator[pb.RouteCandidate]:
@@ -112,3 +118,8 @@ class DecisionLedger:
             decode_s=cost.decode_s,
             pull_s=cost.pull_s,
         )
+
+
+def _rows(entry: LedgerEntry) -> int:
+    decision = entry.placement.decision
+    return len(decision.costs) + len(decision.excluded)

@@ -17,6 +17,7 @@ from kvhive.proto.v1 import inference_pb2_grpc
 from kvhive.router.auth.grpc_guard import GrpcGuard
 from kvhive.router.auth.guard import Guard
 from kvhive.router.auth.http_guard import HttpGuard
+from kvhive.router.grpc_faults import FaultGuard
 from kvhive.router.grpc_service import REQUEST_TYPES, SERVICE_NAME, InferenceService
 from kvhive.router.http_gateway import HttpServer
 from kvhive.router.malformed_message import MalformedMessageGuard
@@ -90,7 +91,7 @@ class Doors:
         self._healthy: bool | None = None
         self._grpc = grpc.aio.server(
             options=[*_SERVER_OPTIONS, ("grpc.max_receive_message_length", config.max_request_bytes)],
-            interceptors=[*guards, MalformedMessageGuard(REQUEST_TYPES)],
+            interceptors=[*guards, FaultGuard(REQUEST_TYPES), MalformedMessageGuard(REQUEST_TYPES)],
             maximum_concurrent_rpcs=config.max_concurrent_requests + EXTRA_RPCS,
         )
         inference_pb2_grpc.add_InferenceServicer_to_server(service, self._grpc)

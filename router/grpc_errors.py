@@ -28,8 +28,10 @@ RETRY_AFTER_KEY = "retry-after-ms"
 DETAILS_KEY = "grpc-status-details-bin"
 DOMAIN = "kvhive"
 """Of ErrorInfo's reasons."""
-MAX_DETAIL_CHARS = 1024
-"""Of a message: gRPC's clients refuse trailing metadata of more than 8 KiB, and with it the status."""
+MAX_DETAIL_BYTES = 1024
+"""Of a message: gRPC's clients refuse trailing metadata of more than 8 KiB, and with it the status. A message
+is in there up to three times: percent-encoded, which may make three bytes of each, and twice in Base64."""
+MAX_FIELD_BYTES = 256
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
@@ -75,16 +77,17 @@ def error_info(reason: str) -> error_details_pb2.ErrorInfo:
     return error_details_pb2.ErrorInfo(reason=reason.upper(), domain=DOMAIN)
 
 
-def shortened(message: str) -> str:
-    """Return a message that fits where errors travel."""
-    return message if len(message) <= MAX_DETAIL_CHARS else f"{message[: MAX_DETAIL_CHARS - 3]}..."
+def shortened(message: str, most: int = MAX_DETAIL_BYTES) -> str:
+    """Return a text that fits where errors travel: at most so many bytes of UTF-8."""
+    raw = message.encode(errors="replace")
+    return message if len(raw) <= most else f"{raw[: most - 3].decode(errors='ignore')}..."
 
 
 def _details(error: KvhiveError) -> Iterator[Message]:
     if isinstance(error, InvalidRequest):
         description = shortened(str(error).removeprefix(f"{error.field}: "))
         violation = error_details_pb2.BadRequest.FieldViolation(
-            field=error.field[:256], description=description
+            field=shortened(error.field, MAX_FIELD_BYTES), description=description
         )
         yield error_info("invalid_request")
         yield error_details_pb2.BadRequest(field_violations=[violation])

@@ -10,13 +10,14 @@ from typing import Any, TypeAlias
 import grpc
 from google.protobuf.message import Message
 
-from kvhive.proto.errors import InvalidRequest, KvhiveError, Unavailable
+from kvhive.proto.errors import KvhiveError, Unavailable
 from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.proto.v1 import inference_pb2_grpc
 from kvhive.router.auth.principal import asking
 from kvhive.router.decision_ledger import MAX_DECISIONS
 from kvhive.router.field_checks import check_token_ids
 from kvhive.router.frontend import TokenizingFrontend
+from kvhive.router.grpc_counts import check_counts, check_detokenized_count
 from kvhive.router.grpc_errors import abort, end, error_info
 from kvhive.router.grpc_requests import generate_request, prewarm_request, prompt
 from kvhive.router.grpc_responses import generate_responses, prewarm_response
@@ -60,6 +61,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), grace_s)
 
+    def _check_counts(self, request: pb.GenerateRequest | pb.TokenizeRequest | pb.PrewarmRequest) -> None:
+        check_counts(request, self._frontend.models()[0].max_context)
+
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
         """Stream one generation; a client that goes away cancels it."""
         if self._draining:
@@ -67,6 +71,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._streams += 1
         self._idle.clear()
         try:
+            self._check_counts(request)
             asked = generate_request(request, context.time_remaining())
             async with aclosing(self._frontend.generate(asked)) as events:
                 async for event in events:
@@ -82,6 +87,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
         """Tokenise text or chat."""
         try:
+            self._check_counts(request)
             ids = await self._frontend.tokenize(prompt(request), request.model, request.cache_salt)
             return pb.TokenizeResponse(token_ids=ids)
         except KvhiveError as error:
@@ -92,11 +98,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         """Turn token ids into text."""
         model = self._frontend.models()[0]
         try:
-            # Here, where the field has its name.
-            check_token_ids("token_ids", request.token_ids, model.vocab_size)
-            if len(request.token_ids) > model.max_context:
-                count = len(request.token_ids)
-                raise InvalidRequest("token_ids", f"must be at most {model.max_context}, is {count}")
+            check_detokenized_count(request, model.max_context)
+            check_token_ids("token_ids", request.token_ids, model.vocab_size)  # here the field has its name
             text = await self._frontend.detokenize(request.token_ids, request.model)
         except KvhiveError as error:
             await abort(context, error)
@@ -108,6 +111,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         if self._draining:
             await abort(context, _STOPPING)
         try:
+            self._check_counts(request)
             usages = await self._frontend.prewarm(
                 prewarm_request(request), request.workers if request.HasField("workers") else 1
             )

@@ -114,14 +114,19 @@ def validate_request(request: GenerateRequest, vocab_size: int, max_context: int
 
 
 def _check_pins(request: GenerateRequest) -> None:
-    if len(request.pins) > MAX_PINS:
-        raise InvalidRequest("pins", f"must be at most {MAX_PINS}, is {len(request.pins)}")
+    check_pin_count(len(request.pins))
     if request.pins and isinstance(request.prompt, ChatPrompt):
         raise InvalidRequest("pins", "must not be given with messages, which have breakpoints")
     for index, pin in enumerate(request.pins):
         check_above_zero(f"pins[{index}].ttl_s", pin.ttl_s, MAX_PIN_TTL_S)
         if pin.tokens is not None:
             check_range(f"pins[{index}].tokens", pin.tokens, 1, MAX_PIN_TOKENS)
+
+
+def check_pin_count(count: int) -> None:
+    """Check how many pins there are. Raises InvalidRequest."""
+    if count > MAX_PINS:
+        raise InvalidRequest("pins", f"must be at most {MAX_PINS}, is {count}")
 
 
 def check_prompt_length(name: str, prompt_tokens: int, max_context: int) -> None:

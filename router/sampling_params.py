@@ -108,11 +108,22 @@ def check_logprobs(name: str, alternatives: int | None) -> None:
         check_range(name, alternatives, 0, MAX_LOGPROBS)
 
 
+def check_bias_count(count: int) -> None:
+    """Check how many biases there are. Raises InvalidRequest."""
+    if count > MAX_LOGIT_BIAS_ENTRIES:
+        raise InvalidRequest("logit_bias", f"must have at most {MAX_LOGIT_BIAS_ENTRIES} entries, has {count}")
+
+
+def check_stop_counts(stops: int, token_ids: int) -> None:
+    """Check how many stop strings and stop tokens there are. Raises InvalidRequest."""
+    if stops > MAX_STOPS:
+        raise InvalidRequest("stop", f"must be at most {MAX_STOPS} strings, is {stops}")
+    if token_ids > MAX_STOP_TOKEN_IDS:
+        raise InvalidRequest("stop_token_ids", f"must be at most {MAX_STOP_TOKEN_IDS} ids, is {token_ids}")
+
+
 def _check_logit_bias(logit_bias: tuple[tuple[int, float], ...], vocab_size: int) -> None:
-    if len(logit_bias) > MAX_LOGIT_BIAS_ENTRIES:
-        raise InvalidRequest(
-            "logit_bias", f"must have at most {MAX_LOGIT_BIAS_ENTRIES} entries, has {len(logit_bias)}"
-        )
+    check_bias_count(len(logit_bias))
     for token_id, bias in logit_bias:
         if not 0 <= token_id < vocab_size:
             raise InvalidRequest(
@@ -134,15 +145,10 @@ def _check_grammar(grammar: Grammar) -> None:
 
 
 def _check_stops(sampling: SamplingParams, vocab_size: int) -> None:
-    if len(sampling.stop) > MAX_STOPS:
-        raise InvalidRequest("stop", f"must be at most {MAX_STOPS} strings, is {len(sampling.stop)}")
+    check_stop_counts(len(sampling.stop), len(sampling.stop_token_ids))
     for index, stop in enumerate(sampling.stop):
         if not stop:
             raise InvalidRequest(f"stop[{index}]", f"must be 1 to {MAX_STOP_CHARS} characters, is empty")
         check_chars(f"stop[{index}]", stop, MAX_STOP_CHARS)
-    if len(sampling.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-        raise InvalidRequest(
-            "stop_token_ids", f"must be at most {MAX_STOP_TOKEN_IDS} ids, is {len(sampling.stop_token_ids)}"
-        )
     if sampling.stop_token_ids:
         check_token_ids("stop_token_ids", sampling.stop_token_ids, vocab_size)

@@ -1,7 +1,7 @@
 """The key that a command shows at the doors of its cluster.
 
 Whoever can read the state file is the cluster's operator, and has the operator's key. `KVHIVE_API_KEY` makes
-`generate`, `chat` and `prewarm` ask in the name of another key: as its tenant, in its caches.
+`generate`, `chat`, `prewarm` and `explain` ask in the name of another key: as its tenant, in its caches.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from kvhive.proto.v1 import inference_pb2_grpc
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 DEEP = 50_000
+CROWD = 600_000
 PAUSE_S = 0.05
 _EXPECTED = (OSError, EOFError, grpc.aio.AioRpcError, TimeoutError)
 
@@ -137,6 +138,21 @@ async def grpc_floods(http: str, target: str) -> None:
     await _many(32, call, lambda: _send(raw, preface + b"\xff" * 4096), lambda: _send(raw, preface))
 
 
+async def grpc_crowds(http: str, target: str) -> None:
+    """Messages of a megabyte or two that are nothing but empty pieces."""
+    crowds = [pb.GenerateRequest(text="x") for _ in range(4)]
+    crowds[0].chat.messages.extend([pb.ChatMessage()] * CROWD)
+    crowds[1].pins.extend([pb.Pin()] * CROWD)
+    crowds[2].sampling.stop.extend([""] * CROWD)
+    crowds[3].token_ids.ids.extend([1] * CROWD)
+
+    async def call(crowd: pb.GenerateRequest) -> None:
+        async with grpc.aio.insecure_channel(target, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+            await inference_pb2_grpc.InferenceStub(channel).Generate(crowd, timeout=5).read()
+
+    await _many(2, *(lambda crowd=crowd: call(crowd) for crowd in crowds))
+
+
 ATTACKS: dict[str, Callable[[str, str], Awaitable[None]]] = {
     attack.__name__: attack
     for attack in (
@@ -151,6 +167,7 @@ ATTACKS: dict[str, Callable[[str, str], Awaitable[None]]] = {
         half_closed,
         idle_streams,
         grpc_floods,
+        grpc_crowds,
     )
 }
 

@@ -111,7 +111,7 @@ def revoke(name: str, file: Path | None, cluster: str | None) -> None:
         lines = text.splitlines(keepends=True)
         theirs = [number for number, line in key_lines(text) if json.loads(line)["name"] == name]
         if not theirs:
-            raise ConfigError(f"{path}: has no key {name!r}")
+            raise ConfigError(f"has no key {name!r}")
         return "".join(line for number, line in enumerate(lines, 1) if number not in theirs)
 
     _edit(path, revoked)
@@ -135,7 +135,8 @@ def _file(file: Path | None, cluster: str | None) -> Path:
 
 def _edit(path: Path, change: Callable[[str], str]) -> None:
     """Replace the file's text at once, or leave it whole. Raises ConfigError where either would be bad."""
-    folder = path.absolute().parent
+    path = path.resolve()  # a link stays one
+    folder = path.parent
     with _locked(folder):
         try:
             before = read_text(path) if path.exists() else ""
@@ -146,19 +147,38 @@ def _edit(path: Path, change: Callable[[str], str]) -> None:
             raise ConfigError(f"{path}: {error}") from error
         fresh = path.with_name(f".{path.name}.new")
         try:
-            descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _mode(path))
+            descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(descriptor, "w") as file:
+                _keep_access(path, descriptor)
                 file.write(after)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(fresh, path)
-        except OSError as error:
+        except (OSError, ConfigError) as error:
+            with contextlib.suppress(OSError):
+                fresh.unlink()
+            if isinstance(error, ConfigError):
+                raise
             raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def _mode(path: Path) -> int:
-    """Return who may read the new file: who might the old one, and for a first one its owner."""
-    return path.stat().st_mode & 0o777 if path.exists() else 0o600
+def _keep_access(path: Path, fresh: int) -> None:
+    """Let those read the new file who might the old one: its router may run as another user.
+
+    A first one is its maker's alone. Raises ConfigError.
+    """
+    if not path.exists():
+        os.fchmod(fresh, 0o600)
+        return
+    before = path.stat()
+    try:
+        os.fchown(fresh, before.st_uid, before.st_gid)
+        os.fchmod(fresh, before.st_mode & 0o777)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: must stay its owner's (user {before.st_uid}, group {before.st_gid}), and only they may "
+            f"edit it: {error.strerror}"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ Every check is a pure function that raises InvalidRequest naming the field, the 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +20,8 @@ MAX_MESSAGES = 4096
 MAX_TOOLS = 256
 MAX_TOOL_CALLS = 256
 """Of one message."""
+MAX_ALL_TOOL_CALLS = 8192
+"""Of a conversation: twice as many as it may have messages."""
 MAX_TOOL_NAME_CHARS = 128
 MAX_CALL_ID_CHARS = 256
 _TOOL_NAME = re.compile(rf"[A-Za-z0-9_.:/-]{{1,{MAX_TOOL_NAME_CHARS}}}")
@@ -104,8 +106,8 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
     """Check messages: 1 to MAX_MESSAGES turns, known roles, well-formed text. Raises InvalidRequest."""
     if not messages:
         raise InvalidRequest("messages", "must not be empty")
-    if len(messages) > MAX_MESSAGES:
-        raise InvalidRequest("messages", f"must be at most {MAX_MESSAGES} messages, is {len(messages)}")
+    check_message_count(len(messages))
+    check_call_counts(len(message.tool_calls) for message in messages)
     for index, message in enumerate(messages):
         if message.role not in ROLES:
             raise InvalidRequest(
@@ -115,15 +117,36 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
         _check_calls(f"messages[{index}]", message)
 
 
+def check_message_count(count: int) -> None:
+    """Check how many messages there are. Raises InvalidRequest."""
+    if count > MAX_MESSAGES:
+        raise InvalidRequest("messages", f"must be at most {MAX_MESSAGES} messages, is {count}")
+
+
+def check_call_counts(counts: Iterable[int]) -> None:
+    """Check how many calls each message has, and all together. Raises InvalidRequest."""
+    total = 0
+    for index, count in enumerate(counts):
+        total += count
+        if count > MAX_TOOL_CALLS:
+            raise InvalidRequest(
+                f"messages[{index}].tool_calls", f"must be at most {MAX_TOOL_CALLS} calls, is {count}"
+            )
+    if total > MAX_ALL_TOOL_CALLS:
+        raise InvalidRequest("messages", f"must have at most {MAX_ALL_TOOL_CALLS} tool calls, has {total}")
+
+
+def check_tool_count(count: int) -> None:
+    """Check how many tools there are. Raises InvalidRequest."""
+    if count > MAX_TOOLS:
+        raise InvalidRequest("tools", f"must be at most {MAX_TOOLS} tools, is {count}")
+
+
 def _check_calls(where: str, message: ChatMessage) -> None:
     if message.tool_calls and message.role != "assistant":
         raise InvalidRequest(f"{where}.tool_calls", f"must be an assistant's, is a {message.role}'s")
     if message.tool_call_id and message.role != "tool":
         raise InvalidRequest(f"{where}.tool_call_id", f"must be a tool's, is a {message.role}'s")
-    if len(message.tool_calls) > MAX_TOOL_CALLS:
-        raise InvalidRequest(
-            f"{where}.tool_calls", f"must be at most {MAX_TOOL_CALLS} calls, is {len(message.tool_calls)}"
-        )
     for index, call in enumerate(message.tool_calls):
         at = f"{where}.tool_calls[{index}]"
         check_chars(f"{at}.id", call.id, MAX_CALL_ID_CHARS)
@@ -134,8 +157,7 @@ def _check_calls(where: str, message: ChatMessage) -> None:
 
 def _check_tools(prompt: ChatPrompt) -> None:
     tools, choice = prompt.tools, prompt.tool_choice
-    if len(tools) > MAX_TOOLS:
-        raise InvalidRequest("tools", f"must be at most {MAX_TOOLS} tools, is {len(tools)}")
+    check_tool_count(len(tools))
     names = [tool.name for tool in tools]
     for index, tool in enumerate(tools):
         for name, text in (("name", tool.name), ("description", tool.description)):

@@ -60,7 +60,7 @@ def failure(error: Any, target: str) -> KvhiveError:
         return NotFound(message)
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
         return NotAllowed(message)
-    if code is grpc.StatusCode.INTERNAL and found.answered:
+    if code is grpc.StatusCode.INTERNAL and found.cause == "compute":
         return ComputeError(message)
     return KvhiveError(f"{code.name.lower()}: {message}")
 
@@ -69,8 +69,6 @@ class _Details:
     """The google.rpc details of an error; a server, or a proxy before it, may have sent none."""
 
     def __init__(self, error: Any) -> None:
-        self.answered = False
-        """Whether there are any."""
         self.violations = error_details_pb2.BadRequest()
         self.cause = ""
         self.retry_after_s: float | None = None
@@ -84,7 +82,8 @@ class _Details:
             info, wait = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
             for detail in status.details:
                 known: tuple[Message, ...] = (self.violations, info, wait)
-                self.answered |= any(detail.Unpack(message) for message in known)
+                for message in known:
+                    detail.Unpack(message)  # which does nothing where it is another one
         except DecodeError:
             return
         self.cause = info.reason.lower()

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_door import grpc_door
 from scripted_frontend import REFUSALS, USAGE, ScriptedFrontend
 
 from kvhive.client import (
@@ -20,6 +21,7 @@ from kvhive.client import (
     Client,
     ComputeError,
     InvalidRequest,
+    KvhiveError,
     NotFound,
     Overloaded,
     Pin,
@@ -112,6 +114,13 @@ async def test_the_other_calls_answer(ask: Ask, frontend: ScriptedFrontend) -> N
 async def test_errors_are_typed(ask: Ask, refusal: str, kind: type[Exception]) -> None:
     with pytest.raises(kind):
         await ask("generate", f"refuse {refusal}")
+
+
+async def test_a_fault_of_the_routers_is_no_fault_of_the_models(frontend: ScriptedFrontend) -> None:
+    async with grpc_door(frontend) as (_, target), AsyncClient(target, retry=ONCE) as client:
+        with pytest.raises(KvhiveError, match="internal: internal error") as error:
+            await client.generate("bug")
+    assert not isinstance(error.value, ComputeError)
 
 
 async def test_errors_say_which_field_or_when(ask: Ask) -> None:

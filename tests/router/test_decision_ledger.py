@@ -10,20 +10,22 @@ from open_doors import MODEL_VOCABULARY, open_doors
 from worker_records import Clock
 
 from kvhive.proto.v1 import inference_pb2 as pb
-from kvhive.router.decision_ledger import MAX_CANDIDATES, DecisionLedger
+from kvhive.router.decision_ledger import MAX_CANDIDATES, MAX_EXPLAINED, DecisionLedger
 from kvhive.router.placement import Placement
 from kvhive.router.routing_policy import CandidateCost, Decision, RouteReason
 from kvhive.scripts.embedded_redis import EmbeddedRedis
 
 
-def placement(*worker_ids: str, chosen: str = "") -> Placement:
+def placement(*worker_ids: str, chosen: str = "", excluded: int = 1) -> Placement:
     """A decision among workers, each cheaper than the one before it."""
     costs = [
         CandidateCost(worker_id, 2, 3, queue_s=100.0 - i, compute_s=1.0, price=2.0, decode_s=0.5)
         for i, worker_id in enumerate(worker_ids)
     ]
     chosen = chosen or worker_ids[0]
-    decision = Decision(chosen, RouteReason.PREFIX, costs, {"w9": "it drains"})
+    decision = Decision(
+        chosen, RouteReason.PREFIX, costs, {f"w{9 + i}": "it drains" for i in range(excluded)}
+    )
     return Placement(chosen, "a:1", 7, decision, 2, 3, 48, predicted_ttft_s=0.25)
 
 
@@ -63,7 +65,7 @@ def test_ids_that_repeat_are_told_oldest_first_and_other_tenants_ids_not_at_all(
 
 
 def test_the_oldest_are_forgotten_by_their_number_and_by_what_they_hold() -> None:
-    ledger = DecisionLedger(16, Clock(), most=3, most_rows=10)
+    ledger = DecisionLedger(16, Clock(), most=3, most_rows=12)
     for number in range(5):
         ledger.note(f"r{number}", "", 1, placement("w1"), 0)
     assert len(ledger) == 3 and not ledger.explain("r1").decisions and ledger.explain("r2").decisions
@@ -72,6 +74,26 @@ def test_the_oldest_are_forgotten_by_their_number_and_by_what_they_hold() -> Non
     ledger.note("wider", "", 1, placement(*(f"w{i}" for i in range(100))), 0)
     (told,) = ledger.explain("wider").decisions
     assert len(ledger) == 1 and len(told.candidates) == MAX_CANDIDATES
+
+
+def test_workers_that_were_none_take_room_too() -> None:
+    ledger = DecisionLedger(16, Clock(), most_rows=10)
+    for number in range(4):
+        ledger.note(f"r{number}", "", 1, placement("w1", excluded=4), 0)
+    assert len(ledger) == 2 and not ledger.explain("r1").decisions
+    ledger.note("last", "", 1, placement("w1", excluded=9), 0)
+    assert len(ledger) == 1
+
+
+def test_an_answer_is_small_however_often_an_id_was_used_and_however_many_workers_there_are() -> None:
+    ledger = DecisionLedger(16, Clock())
+    wide = placement(*(f"w{i}" for i in range(500)), excluded=500)
+    for number in range(MAX_EXPLAINED + 5):
+        ledger.note("same", "", number, wide, 0)
+    answer = ledger.explain("same")
+    assert [told.prompt_tokens for told in answer.decisions] == list(range(5, MAX_EXPLAINED + 5))
+    assert {len(told.excluded) for told in answer.decisions} == {MAX_CANDIDATES}
+    assert answer.ByteSize() < 2**20
 
 
 async def test_explain_tells_of_a_request_that_was_served(

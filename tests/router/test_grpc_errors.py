@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 from google.rpc import code_pb2, error_details_pb2
+from grpc_door import grpc_door
 from grpc_status import rpc_status
 from scripted_frontend import REFUSALS, ScriptedFrontend
 
@@ -15,7 +16,7 @@ from kvhive.proto.errors import InvalidRequest
 from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.proto.v1 import inference_pb2_grpc
 from kvhive.router.auth.principal import OPERATOR, Principal, asking
-from kvhive.router.grpc_errors import MAX_DETAIL_CHARS
+from kvhive.router.grpc_errors import MAX_DETAIL_BYTES
 from kvhive.router.grpc_service import REQUEST_TYPES, InferenceService
 from kvhive.router.malformed_message import MalformedMessageGuard
 
@@ -81,12 +82,48 @@ async def test_what_may_be_retried_says_why_and_when(address: str) -> None:
     assert details["ErrorInfo"].reason == "OTHER" and "RetryInfo" not in details
 
 
-async def test_an_error_far_too_long_still_arrives(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """gRPC drops trailing metadata beyond 8 KiB, and the status with it."""
-    monkeypatch.setitem(REFUSALS, "bad", InvalidRequest("x" * 50_000, "y\n" * 50_000))
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("x" * 50_000, "y\n" * 50_000),
+        ("x", "日" * 1000),
+        ("x", "\n" * 5000),
+        ("日" * 500, "\U0001f600" * 400),
+    ],
+)
+async def test_an_error_far_too_long_still_arrives(
+    address: str, monkeypatch: pytest.MonkeyPatch, field: str, message: str
+) -> None:
+    """gRPC drops trailing metadata beyond 8 KiB, and the status with it; one character may take 12 bytes."""
+    monkeypatch.setitem(REFUSALS, "bad", InvalidRequest(field, message))
     status, details = await refused(address, "Tokenize", pb.TokenizeRequest(text="refuse bad"))
-    assert len(status.message) == MAX_DETAIL_CHARS
-    assert details["BadRequest"].field_violations[0].field.startswith("xxx")
+    assert status.code == code_pb2.INVALID_ARGUMENT
+    assert MAX_DETAIL_BYTES - 4 < len(status.message.encode()) <= MAX_DETAIL_BYTES
+    assert details["BadRequest"].field_violations[0].field[:50] == field[:50]
+
+
+@pytest.mark.parametrize("method", ["Generate", "Tokenize", "GetCluster"])
+async def test_a_fault_of_ours_is_told_as_one_and_without_its_text(
+    frontend: ScriptedFrontend,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+) -> None:
+    """gRPC itself would say UNKNOWN, and what was raised. The log has it."""
+
+    def fail(*arguments: Any) -> Any:
+        raise RuntimeError("a secret of ours")
+
+    monkeypatch.setattr(frontend, "generate", fail)
+    monkeypatch.setattr(frontend, "tokenize", fail)
+    request: Any = pb.GetClusterRequest() if method == "GetCluster" else pb.TokenizeRequest(text="x")
+    async with grpc_door(frontend, cluster=fail) as (_, target):
+        status, details = await refused(target, method, request)
+    assert (status.code, status.message) == (code_pb2.INTERNAL, "internal error")
+    assert details["ErrorInfo"].reason == "INTERNAL"
+    (record,) = [record for record in caplog.records if record.name.endswith("grpc_faults")]
+    assert record.exc_info is not None and "a secret of ours" in str(record.exc_info[1])
+    assert f"/kvhive.v1.Inference/{method}" in record.getMessage()
 
 
 async def test_an_id_that_nobody_remembers_is_not_found(address: str) -> None:
