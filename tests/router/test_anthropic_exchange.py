@@ -14,7 +14,7 @@ from redis_fixtures import eventually
 from scripted_frontend import USAGE
 
 from kvhive.router.chat.messages import ChatPrompt
-from kvhive.router.frontend import Delta, Finished, KeptPrefix, Usage
+from kvhive.router.frontend import Delta, Finished, KeptPrefix, ToolCallDelta, Usage
 
 TOOLS = [{"name": name, "input_schema": {"type": "object"}} for name in ("weather", "clock")]
 CACHED = Usage(
@@ -178,6 +178,20 @@ async def test_a_call_that_was_cut_off_has_no_input(
     body = (await post(claude_http, "x", tools=TOOLS)).json()
     assert body["content"][1] == {"type": "tool_use", "id": "call_a", "name": "weather", "input": {}}
     assert body["stop_reason"] == "max_tokens"
+
+
+@pytest.mark.parametrize("value", ['"\\ud83d"', "1e999", "NaN", "9" * 5000, "[" * 5000])
+async def test_a_call_that_json_cannot_hold_has_no_input(
+    speaker: SpeakingFrontend, claude_http: httpx.AsyncClient, value: str
+) -> None:
+    """The model wrote it, and the rest of the answer is whole."""
+    call = ToolCallDelta(0, "call_a", "weather", f'{{"x": {value}}}')
+    speaker.script = [Delta("", (1,), tool_calls=(call,)), Finished("tool_calls", USAGE)]
+    response = await post(claude_http, "x", tools=TOOLS)
+    assert response.status_code == 200
+    assert response.json()["content"] == [
+        {"type": "tool_use", "id": "call_a", "name": "weather", "input": {}}
+    ]
 
 
 async def test_a_silent_stream_is_pinged(
