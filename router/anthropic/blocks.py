@@ -52,7 +52,7 @@ def block_start(piece: Piece) -> dict[str, Any]:
 
 
 def whole_blocks(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-    """Return all blocks of an answer. A call whose arguments are no JSON, as if cut off, has an empty input."""
+    """Return all blocks of an answer. A call without whole arguments, as one cut off, has an empty input."""
     blocks: list[dict[str, Any]] = []
     texts: list[list[str]] = []
     for piece in pieces:

@@ -87,12 +87,15 @@ class MessageExchange(HttpExchange):
         return None
 
     def _head(self, worker_id: str) -> dict[str, str]:
-        ignored = ",".join(self._asked.ignored)
-        return {
-            REQUEST_ID_HEADER: self._request_id,
-            "x-kvhive-worker": worker_id,
-            **({IGNORED_HEADER: ignored} if ignored else {}),
-        }
+        return head(self._asked) | {"x-kvhive-worker": worker_id}
+
+
+def head(asked: MessagesRequest) -> dict[str, str]:
+    """Return the headers that every answer has: whose it is, and what of the body changed nothing."""
+    return {
+        REQUEST_ID_HEADER: asked.request.request_id,
+        **({IGNORED_HEADER: ",".join(asked.ignored)} if asked.ignored else {}),
+    }
 
 
 def spelled(error: KvhiveError, asked: MessagesRequest) -> KvhiveError:

@@ -339,6 +339,22 @@ async def test_tokens_are_counted(claude: anthropic.AsyncAnthropic) -> None:
         await claude.messages.count_tokens(model="x", messages=[{"role": "user", "content": "say a"}])
 
 
+@pytest.mark.parametrize(
+    ("content", "model", "status"),
+    [("say a", "demo", 200), ("say a", "x", 404), ("refuse bad", "demo", 400), ("refuse busy", "demo", 529)],
+)
+async def test_a_count_has_the_headers_of_an_answer(
+    claude_http: httpx.AsyncClient, content: str, model: str, status: int
+) -> None:
+    body = say(content, model=model, service_tier="auto")
+    del body["max_tokens"]
+    response = await claude_http.post(
+        "/v1/messages/count_tokens", json=body, headers={"x-request-id": "mine"}
+    )
+    assert (response.status_code, response.headers["request-id"]) == (status, "mine")
+    assert response.headers.get("x-kvhive-ignored") == ("service_tier" if status == 200 else None)
+
+
 async def test_models_answer_each_client_in_its_own_shape(
     claude: anthropic.AsyncAnthropic, claude_http: httpx.AsyncClient
 ) -> None:

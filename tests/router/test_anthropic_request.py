@@ -267,10 +267,10 @@ def test_max_tokens_zero_only_fills_the_cache() -> None:
 
 def test_what_is_counted_is_what_would_be_computed() -> None:
     body = {"messages": HI, "system": "s", "tools": [TOOL], "tool_choice": {"type": "none"}}
-    counted = parse_count(body).request.prompt
+    counted = parse_count(body, "id-1").request.prompt
     assert counted == parse(**body).request.prompt
     with pytest.raises(InvalidRequest, match="max_tokens: is not supported"):
-        parse_count({"messages": HI, "max_tokens": 5})
+        parse_count({"messages": HI, "max_tokens": 5}, "id-1")
 
 
 def points(**fields: Any) -> tuple[CacheBreakpoint, ...]:
