@@ -82,7 +82,7 @@ def shortened(message: str) -> str:
 
 def _details(error: KvhiveError) -> Iterator[Message]:
     if isinstance(error, InvalidRequest):
-        description = shortened(str(error).removeprefix(f"{error.field}: "))
+        description = shortened(error.problem)
         violation = error_details_pb2.BadRequest.FieldViolation(
             field=error.field[:256], description=description
         )

@@ -102,8 +102,7 @@ def spelled(error: KvhiveError, asked: MessagesRequest) -> KvhiveError:
     """Return an error in the words of the body."""
     if not isinstance(error, InvalidRequest):
         return error
-    problem = str(error).removeprefix(f"{error.field}: ")
-    return InvalidRequest(asked.spell(error.field), problem)
+    return InvalidRequest(asked.spell(error.field), error.problem)
 
 
 async def _stream(made: MessageEvents, events: AsyncGenerator[GenerationEvent, None], send: Send) -> None:

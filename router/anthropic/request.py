@@ -148,7 +148,7 @@ def _grammar(fields: Fields) -> Grammar | None:
     if layout is None:
         return None
     layout.one_of("type", ("json_schema",))
-    schema = layout.need_json("schema")
+    schema = layout.need_schema("schema")
     layout.close()
     return Grammar("json_schema", schema)
 

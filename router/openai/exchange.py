@@ -86,8 +86,7 @@ class CompletionExchange(HttpExchange):
             try:
                 first = await anext(run)
             except InvalidRequest as error:
-                problem = str(error).removeprefix(f"{error.field}: ")
-                raise InvalidRequest(self._asked.spell(index, error.field), problem) from error
+                raise InvalidRequest(self._asked.spell(index, error.field), error.problem) from error
             assert isinstance(first, Started), "a generation begins with Started"
             started.append(first)
         if len(streams) == 1:  # nothing to number, and no layer between a token and its reader
