@@ -62,6 +62,7 @@ class _OperatorDoor:
         """Return every route."""
         return [
             Route("/healthz", self.health),
+            Route("/health", self.health),  # as vLLM calls it, and what measures servers asks first
             Route("/readyz", self.readiness),
             Route("/metrics", self.metrics),
         ]
