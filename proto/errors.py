@@ -25,6 +25,8 @@ class InvalidRequest(KvhiveError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
+        self.problem = message
+        """Without the field, for whoever calls that by another name."""
 
 
 class NotNow(KvhiveError):

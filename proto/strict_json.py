@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from kvhive.proto.errors import InvalidRequest
@@ -11,10 +12,10 @@ from kvhive.proto.errors import InvalidRequest
 def json_object(field: str, text: str, what: str = "") -> dict[str, Any]:
     """Read a JSON object. Raises InvalidRequest naming the field, and of it `what`.
 
-    Python's reader alone takes NaN and Infinity, and makes half of a surrogate pair of the escape of one.
+    Python's reader alone takes NaN, Infinity and 1e999, and makes half of a surrogate pair of one's escape.
     """
     try:
-        value = json.loads(text, parse_constant=_refuse)
+        value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
         if "\\u" in text or not text.isascii():
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
@@ -33,3 +34,10 @@ def json_object(field: str, text: str, what: str = "") -> dict[str, Any]:
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is none")
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if math.isinf(value):
+        raise ValueError(f"{number[:40]} is beyond every number")
+    return value

@@ -85,7 +85,7 @@ def shortened(message: str, most: int = MAX_DETAIL_BYTES) -> str:
 
 def _details(error: KvhiveError) -> Iterator[Message]:
     if isinstance(error, InvalidRequest):
-        description = shortened(str(error).removeprefix(f"{error.field}: "))
+        description = shortened(error.problem)
         violation = error_details_pb2.BadRequest.FieldViolation(
             field=shortened(error.field, MAX_FIELD_BYTES), description=description
         )

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from kvhive.proto.errors import InvalidRequest
 from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.router.chat.messages import (
+    NO_PARAMETERS,
     CacheBreakpoint,
     ChatMessage,
     ChatPrompt,
@@ -24,8 +25,6 @@ from kvhive.router.sampling_params import Grammar, SamplingParams
 
 DEFAULT_TTL_S = 300.0
 """Of a pin or a breakpoint that does not say how long."""
-NO_PARAMETERS = '{"type": "object", "properties": {}}'
-"""Of a tool that does not say what it takes."""
 
 _MODES: dict[int, Literal["auto", "none", "required"]] = {
     pb.ToolChoice.AUTO: "auto",

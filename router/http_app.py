@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kvhive.router.anthropic import errors as anthropic_errors
 from kvhive.router.anthropic.api import AnthropicDoor, is_asked_by
 from kvhive.router.frontend import TokenizingFrontend
+from kvhive.router.http_body import Bodies
 from kvhive.router.http_door import Endpoint, HttpDoor
 from kvhive.router.openai.api import OpenAIDoor
 from kvhive.router.openai.response import error_body
@@ -35,9 +36,10 @@ def create_app(
     `now` is the wall clock that answers are dated with, in seconds; `timed_out` hears, in a word, which time
     was over where a door itself gave up.
     """
+    bodies = Bodies(max_body_bytes)
     dialects: list[HttpDoor] = [  # Anthropic's first: some of its routes are for its clients alone
-        AnthropicDoor(frontend, max_body_bytes, timed_out),
-        OpenAIDoor(frontend, max_body_bytes, now, timed_out),
+        AnthropicDoor(frontend, bodies, timed_out),
+        OpenAIDoor(frontend, bodies, now, timed_out),
     ]
     everything = Starlette(
         routes=[
@@ -60,6 +62,7 @@ class _OperatorDoor:
         """Return every route."""
         return [
             Route("/healthz", self.health),
+            Route("/health", self.health),  # as vLLM calls it, and what measures servers asks first
             Route("/readyz", self.readiness),
             Route("/metrics", self.metrics),
         ]

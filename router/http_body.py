@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from threading import Lock
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -17,10 +17,7 @@ T = TypeVar("T")
 BODY_TIMEOUT_S = 60.0
 """Longest a client may take to send its body: a slow one must not hold memory for ever."""
 OFF_LOOP_BYTES = 64 * 1024
-"""Larger bodies are parsed in a thread, so that other streams go on where the parser lets them ..."""
-_LARGE = Lock()
-"""... and one at a time: each that is parsed holds the event loop up for milliseconds, and for all of theirs
-together if they took turns with it."""
+"""Larger bodies are parsed in a thread, so that other streams go on where the parser lets them."""
 MAX_JSON_PARTS = 100_000
 """Commas and opening brackets in a body, which is what parsing costs and holds everybody up for: a long
 conversation has thousands."""
@@ -34,7 +31,31 @@ class BodyTimeout(KvhiveError):
     """The body did not arrive in time."""
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
+class Bodies:
+    """Reads the bodies of all requests of one application."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        # One thread, so one large body at a time: each holds the event loop up for milliseconds, and for all
+        # of theirs together if they took turns with it. A thread of their own: no other work waits for them.
+        self._large = ThreadPoolExecutor(1, "bodies")
+
+    async def read(self, request: Request, parse: Callable[[dict[str, Any]], T]) -> T:
+        """Return what a dialect makes of the JSON object in a body.
+
+        Raises BodyTooLarge, BodyTimeout, InvalidRequest.
+        """
+        return await self.parsed(await _read(request, self._max_bytes), parse)
+
+    async def parsed(self, body: bytes, parse: Callable[[dict[str, Any]], T]) -> T:
+        """Return what a dialect makes of the JSON object in these bytes. Raises InvalidRequest."""
+        if len(body) <= OFF_LOOP_BYTES:
+            return parse(parse_object(body))
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._large, lambda: parse(parse_object(body)))
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
     """Return the whole body. Raises BodyTooLarge before reading more than `max_bytes`, BodyTimeout.
 
     A false or absent Content-Length gains nothing: what arrives is counted as well.
@@ -52,18 +73,6 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     except TimeoutError as error:
         raise BodyTimeout(f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from error
     return bytes(body)
-
-
-async def parsed(body: bytes, parse: Callable[[dict[str, Any]], T]) -> T:
-    """Return what a dialect makes of the JSON object in a body. Raises InvalidRequest."""
-    if len(body) <= OFF_LOOP_BYTES:
-        return parse(parse_object(body))
-    return await asyncio.to_thread(_parsed_alone, body, parse)
-
-
-def _parsed_alone(body: bytes, parse: Callable[[dict[str, Any]], T]) -> T:
-    with _LARGE:
-        return parse(parse_object(body))
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

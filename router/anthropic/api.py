@@ -13,11 +13,11 @@ from starlette.types import Scope
 
 from kvhive.proto.errors import InvalidRequest, KvhiveError
 from kvhive.router.anthropic.errors import error_response, model_not_found
-from kvhive.router.anthropic.exchange import MessageExchange, spelled
+from kvhive.router.anthropic.exchange import MessageExchange, head, spelled
 from kvhive.router.anthropic.request import MessagesRequest, parse_count, parse_messages
 from kvhive.router.anthropic.response import model_body, models_page
 from kvhive.router.frontend import ModelInfo, TokenizingFrontend
-from kvhive.router.http_body import BodyTimeout, parsed, read_body
+from kvhive.router.http_body import Bodies, BodyTimeout
 from kvhive.router.http_door import Endpoint
 from kvhive.router.http_headers import cache_key_of
 from kvhive.router.request import check_request_id
@@ -37,10 +37,10 @@ class AnthropicDoor:
     """The endpoints, with what they share. See HttpDoor."""
 
     def __init__(
-        self, frontend: TokenizingFrontend, max_body_bytes: int, timed_out: Callable[[str], None]
+        self, frontend: TokenizingFrontend, bodies: Bodies, timed_out: Callable[[str], None]
     ) -> None:
         self._frontend = frontend
-        self._max_body_bytes = max_body_bytes
+        self._bodies = bodies
         self._timed_out = timed_out
 
     def routes(self) -> list[Route]:
@@ -72,17 +72,17 @@ class AnthropicDoor:
 
     async def count_tokens(self, request: Request) -> Response:
         """POST /v1/messages/count_tokens."""
-        asked = await self._asked(request, lambda fields, request_id: parse_count(fields))
+        asked = await self._asked(request, parse_count)
         if isinstance(asked, Response):
             return asked
         model = self._model(asked.request.model)
         if model is None:
-            return model_not_found(asked.request.model)
+            return model_not_found(asked.request.model, asked.request.request_id)
         try:
             ids = await self._frontend.tokenize(asked.request.prompt, model.name)
         except KvhiveError as error:
-            return error_response(spelled(error, asked))
-        return JSONResponse({"input_tokens": len(ids)})
+            return error_response(spelled(error, asked), asked.request.request_id)
+        return JSONResponse({"input_tokens": len(ids)}, headers=head(asked))
 
     async def list_models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -101,8 +101,7 @@ class AnthropicDoor:
         request_id = request.headers.get("x-request-id", "") or f"req-{secrets.token_hex(12)}"
         try:
             check_request_id("x-request-id", request_id)
-            body = await read_body(request, self._max_body_bytes)
-            return await parsed(body, lambda fields: parse(fields, request_id))
+            return await self._bodies.read(request, lambda fields: parse(fields, request_id))
         except InvalidRequest as error:
             return error_response(error, request_id if error.field != "x-request-id" else "")
         except KvhiveError as error:

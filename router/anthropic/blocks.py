@@ -53,7 +53,7 @@ def block_start(piece: Piece) -> dict[str, Any]:
 
 
 def whole_blocks(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-    """Return all blocks of an answer. A call that was cut off has an empty input."""
+    """Return all blocks of an answer. A call without whole arguments, as one cut off, has an empty input."""
     blocks: list[dict[str, Any]] = []
     texts: list[list[str]] = []
     for piece in pieces:
@@ -70,6 +70,10 @@ def whole_blocks(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
 
 
 def _arguments(text: str) -> dict[str, Any]:
+    """Return the arguments of a call, if they are an object that an answer can hold.
+
+    What Python reads, it need not be able to write: NaN, 1e999, half of a character.
+    """
     try:
         return json_object("input", text)
     except InvalidRequest:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from starlette.responses import JSONResponse
 
-from kvhive.proto.errors import InvalidRequest, KvhiveError, NotNow, Overloaded, TimedOut, Unavailable
+from kvhive.proto.errors import InvalidRequest, KvhiveError, Overloaded, TimedOut, Unavailable
 from kvhive.router.http_body import BodyTimeout, BodyTooLarge
+from kvhive.router.http_headers import headers_after
 
-RETRY_AFTER_S = 1.0
-"""What Retry-After says where nobody knows better."""
 OVERLOADED = 529
 """A status of Anthropic's own: clients try again, and do not take it for a limit of their account."""
 REQUEST_ID_HEADER = "request-id"
@@ -66,14 +64,7 @@ def error_response(error: KvhiveError, request_id: str = "") -> JSONResponse:
     """Return an error as a whole response; one that may be retried says when."""
     status = status_of(error)
     headers = {REQUEST_ID_HEADER: request_id} if request_id else {}
-    if status in (OVERLOADED, 503):
-        seconds = error.retry_after_s if isinstance(error, NotNow) else None
-        seconds = RETRY_AFTER_S if seconds is None else seconds
-        headers["retry-after"] = str(math.ceil(seconds))
-        headers["retry-after-ms"] = str(math.ceil(seconds * 1000))  # which Anthropic's clients read first
-    if status in (408, 413):  # the rest of the body is not read, so the connection cannot be used again
-        headers["connection"] = "close"
-    return JSONResponse(describe_error(error, request_id), status, headers)
+    return JSONResponse(describe_error(error, request_id), status, headers | headers_after(error))
 
 
 def model_not_found(name: str, request_id: str = "") -> JSONResponse:

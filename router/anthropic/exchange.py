@@ -87,20 +87,22 @@ class MessageExchange(HttpExchange):
         return None
 
     def _head(self, worker_id: str) -> dict[str, str]:
-        ignored = ",".join(self._asked.ignored)
-        return {
-            REQUEST_ID_HEADER: self._request_id,
-            "x-kvhive-worker": worker_id,
-            **({IGNORED_HEADER: ignored} if ignored else {}),
-        }
+        return head(self._asked) | {"x-kvhive-worker": worker_id}
+
+
+def head(asked: MessagesRequest) -> dict[str, str]:
+    """Return the headers that every answer has: whose it is, and what of the body changed nothing."""
+    return {
+        REQUEST_ID_HEADER: asked.request.request_id,
+        **({IGNORED_HEADER: ",".join(asked.ignored)} if asked.ignored else {}),
+    }
 
 
 def spelled(error: KvhiveError, asked: MessagesRequest) -> KvhiveError:
     """Return an error in the words of the body."""
     if not isinstance(error, InvalidRequest):
         return error
-    problem = str(error).removeprefix(f"{error.field}: ")
-    return InvalidRequest(asked.spell(error.field), problem)
+    return InvalidRequest(asked.spell(error.field), error.problem)
 
 
 async def _stream(made: MessageEvents, events: AsyncGenerator[GenerationEvent, None], send: Send) -> None:

@@ -10,6 +10,7 @@ from kvhive.proto.errors import InvalidRequest
 from kvhive.router.field_checks import check_text, spell_text
 from kvhive.router.http_body import json_type
 from kvhive.router.json_fields import number, typed
+from kvhive.router.schema_text import schema_text
 
 
 class Ignored:
@@ -72,6 +73,10 @@ class Fields:
             raise InvalidRequest(path, f"must be JSON: {error}") from error
         check_text(path, text)
         return text
+
+    def need_schema(self, name: str) -> str:
+        """Return a JSON Schema that must be there, as JSON. Raises InvalidRequest."""
+        return schema_text(self.path(name), self.need(name, dict))
 
     def take_any(self, name: str) -> Any:
         """Return a field of whatever type, or None."""

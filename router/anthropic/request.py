@@ -96,12 +96,12 @@ def parse_messages(body: dict[str, Any], request_id: str, cache_key: str) -> Mes
     return MessagesRequest(request, stream, max_tokens == 0, fields.ignored.names, places)
 
 
-def parse_count(body: dict[str, Any]) -> MessagesRequest:
+def parse_count(body: dict[str, Any], request_id: str) -> MessagesRequest:
     """Read the body of a prompt whose tokens are to be counted. Raises InvalidRequest naming the field."""
     fields = Fields("", body, Ignored())
     prompt, places = _prompt(fields)
     _grammar(fields)
-    request = GenerateRequest(prompt, model=fields.take("model", str, ""))
+    request = GenerateRequest(prompt, model=fields.take("model", str, ""), request_id=request_id)
     _rest(fields)
     return MessagesRequest(request, False, False, fields.ignored.names, places)
 
@@ -148,7 +148,7 @@ def _grammar(fields: Fields) -> Grammar | None:
     if layout is None:
         return None
     layout.one_of("type", ("json_schema",))
-    schema = layout.need_json("schema")
+    schema = layout.need_schema("schema")
     layout.close()
     return Grammar("json_schema", schema)
 

@@ -31,7 +31,7 @@ def _tool(fields: Fields, markers: Markers) -> Tool:
     tool = Tool(
         name=fields.need("name", str),
         description=fields.take("description", str, ""),
-        parameters=fields.need_json("input_schema"),
+        parameters=fields.need_schema("input_schema"),
     )
     fields.ignore({name: f"tools.{name}" for name in ("eager_input_streaming", "strict")})
     fields.only("defer_loading", (False,))

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kvhive.router.anthropic import errors as anthropic_errors
+from kvhive.router.anthropic.api import is_asked_by
 from kvhive.router.auth.guard import Forbidden, Guard, Refused
 from kvhive.router.auth.principal import asking
 from kvhive.router.openai.response import error_body
-
-ANTHROPIC_PATH = "/v1/messages"
-"""Below it, errors are in Anthropic's words."""
 
 
 class HttpGuard:
@@ -28,25 +25,22 @@ class HttpGuard:
         try:
             principal = self._guard.admit(scope["path"], scope["headers"])
         except Refused as error:
-            await _refusal(scope["path"], error)(scope, receive, send)
+            await _refusal(scope, error)(scope, receive, send)
             return
         asking.set(principal)
         await self._app(scope, receive, send)
 
 
-def _refusal(path: str, error: Refused) -> JSONResponse:
+def _refusal(scope: Scope, error: Refused) -> JSONResponse:
     status = 403 if isinstance(error, Forbidden) else 401
     # The rest of the request is not read, so the connection cannot be used again.
     headers = {"connection": "close"}
     if status == 401:
         headers["www-authenticate"] = "Bearer"
-    return JSONResponse(_body(path, status, str(error)), status, headers)
-
-
-def _body(path: str, status: int, message: str) -> dict[str, Any]:
-    if path.startswith(ANTHROPIC_PATH):
-        kind = "permission_error" if status == 403 else "authentication_error"
-        return {"type": "error", "error": {"type": kind, "message": message}, "request_id": None}
-    if status == 403:
-        return error_body(message, "permission_error", code="permission_denied")
-    return error_body(message, "invalid_request_error", code="invalid_api_key")
+    if is_asked_by(scope):
+        body = anthropic_errors.error_body(status, str(error))
+    elif status == 403:
+        body = error_body(str(error), "permission_error", code="permission_denied")
+    else:
+        body = error_body(str(error), "invalid_request_error", code="invalid_api_key")
+    return JSONResponse(body, status, headers)

@@ -51,6 +51,10 @@ class ChatMessage:
     """The call that a tool answers."""
 
 
+NO_PARAMETERS = '{"type":"object","properties":{}}'
+"""Of a tool that does not say what it takes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A function that the model may call."""

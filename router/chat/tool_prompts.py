@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from kvhive.proto.errors import InvalidRequest
 from kvhive.proto.strict_json import json_object
-from kvhive.router.chat.messages import ChatMessage, Tool, ToolCall
+from kvhive.router.chat.messages import NO_PARAMETERS, ChatMessage, Tool, ToolCall
 
 SHORT_ID_CHARS = 9
-NO_PARAMETERS: Mapping[str, object] = {"properties": {}, "type": "object"}
 
 
 def spelled_tools(tools: Sequence[Tool]) -> list[dict[str, object]]:
@@ -105,6 +104,6 @@ def _spelled(field: str, tool: Tool) -> dict[str, object]:
     function: dict[str, object] = {"name": tool.name}
     if tool.description:
         function["description"] = tool.description
-    parameters = json_object(field, tool.parameters) if tool.parameters else NO_PARAMETERS
+    parameters = json_object(field, tool.parameters or NO_PARAMETERS)
     function["parameters"] = json.loads(json.dumps(parameters, sort_keys=True))
     return {"type": "function", "function": function}

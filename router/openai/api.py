@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from kvhive.proto.errors import InvalidRequest, KvhiveError
 from kvhive.router.frontend import ModelInfo, TokenizingFrontend
-from kvhive.router.http_body import BodyTimeout, parsed, read_body
+from kvhive.router.http_body import Bodies, BodyTimeout
 from kvhive.router.http_door import Endpoint
 from kvhive.router.http_headers import cache_key_of
 from kvhive.router.openai.chat_request import parse_chat_completion
@@ -38,13 +38,13 @@ class OpenAIDoor:
     def __init__(
         self,
         frontend: TokenizingFrontend,
-        max_body_bytes: int,
+        bodies: Bodies,
         now: Callable[[], float],
         timed_out: Callable[[str], None],
     ) -> None:
         self._timed_out = timed_out
         self._frontend = frontend
-        self._max_body_bytes = max_body_bytes
+        self._bodies = bodies
         self._now = now
 
     def routes(self) -> list[Route]:
@@ -77,7 +77,7 @@ class OpenAIDoor:
         """POST /tokenize."""
 
         async def answer(request_id: str) -> Response:
-            asked = await parsed(await self._body(request), parse_tokenize)
+            asked = await self._bodies.read(request, parse_tokenize)
             model = self._model(asked.model)
             if model is None:
                 return model_not_found(asked.model)
@@ -90,7 +90,7 @@ class OpenAIDoor:
         """POST /detokenize."""
 
         async def answer(request_id: str) -> Response:
-            asked = await parsed(await self._body(request), parse_detokenize)
+            asked = await self._bodies.read(request, parse_detokenize)
             if self._model(asked.model) is None:
                 return model_not_found(asked.model)
             text = await self._frontend.detokenize(asked.token_ids, asked.model)
@@ -109,7 +109,7 @@ class OpenAIDoor:
         shape: Callable[[str, str, int], AnswerShape],
     ) -> Response:
         async def answer(request_id: str) -> Response:
-            asked = await parsed(await self._body(request), lambda fields: parse(fields, request_id))
+            asked = await self._bodies.read(request, lambda fields: parse(fields, request_id))
             asked = with_cache_key(asked, cache_key_of(request.headers))
             model = self._model(asked.request.model)
             if model is None:
@@ -123,9 +123,6 @@ class OpenAIDoor:
             )
 
         return await self._guarded(request, answer)
-
-    async def _body(self, request: Request) -> bytes:
-        return await read_body(request, self._max_body_bytes)
 
     async def _guarded(self, request: Request, answer: Callable[[str], Awaitable[Response]]) -> Response:
         """Answer, given the request's id; an error on the way becomes a whole response."""

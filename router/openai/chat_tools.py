@@ -6,15 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvhive.proto.errors import InvalidRequest
-from kvhive.router.chat.messages import MAX_TOOLS, Tool, ToolChoice
+from kvhive.router.chat.messages import MAX_TOOLS, NO_PARAMETERS, Tool, ToolChoice
 from kvhive.router.field_checks import spell_text
 from kvhive.router.http_body import json_type
 from kvhive.router.json_fields import typed
 from kvhive.router.openai.field_policy import GivenFields, refuse_others
-from kvhive.router.openai.json_text import schema_text
+from kvhive.router.schema_text import schema_text
 
-NO_PARAMETERS = '{"type":"object","properties":{}}'
-"""Of a function that declares none."""
 _MODES = ("auto", "none", "required")
 
 

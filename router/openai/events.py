@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 DONE_EVENT = b"data: [DONE]\n\n"
+BEAT = b": ping\n\n"
+"""A comment, which readers of events skip."""
 
 
 class NewsShape(Protocol):

@@ -12,9 +12,10 @@ from starlette.types import Receive, Scope, Send
 from kvhive.proto.errors import InvalidRequest, KvhiveError, Unavailable
 from kvhive.router.frontend import Delta, Finished, GenerationEvent, Started, TokenizingFrontend
 from kvhive.router.http_exchange import HttpExchange, write
+from kvhive.router.http_heartbeat import beating
 from kvhive.router.joined_answers import joined, listed
 from kvhive.router.openai.echo import echoed
-from kvhive.router.openai.events import DONE_EVENT, NewsEvents, sse_event
+from kvhive.router.openai.events import BEAT, DONE_EVENT, NewsEvents, sse_event
 from kvhive.router.openai.field_policy import ignored_header
 from kvhive.router.openai.fields import CompletionRequest
 from kvhive.router.openai.logprobs import logprob_entries
@@ -85,8 +86,7 @@ class CompletionExchange(HttpExchange):
             try:
                 first = await anext(run)
             except InvalidRequest as error:
-                problem = str(error).removeprefix(f"{error.field}: ")
-                raise InvalidRequest(self._asked.spell(index, error.field), problem) from error
+                raise InvalidRequest(self._asked.spell(index, error.field), error.problem) from error
             assert isinstance(first, Started), "a generation begins with Started"
             started.append(first)
         if len(streams) == 1:  # nothing to number, and no layer between a token and its reader
@@ -115,29 +115,37 @@ class CompletionExchange(HttpExchange):
         extra: dict[str, Any] = {"usage": None} if self._asked.include_usage else {}
         openings = [piece for index in self._choices if (piece := shape.opening(index)) is not None]
         await write(send, b"".join(sse_event(piece | extra) for piece in openings))  # if none: the head
-        news = NewsEvents(shape, extra)
         try:
-            async for event in events:
-                match event:
-                    case Delta(text, _, index) if event.tool_calls:
-                        entries = logprob_entries(event, self._frontend.token_piece)
-                        await write(
-                            send, sse_event(shape.calls(index, event.tool_calls, text, entries) | extra)
-                        )
-                    case Delta(text, ids, index) if text or event.logprobs or (ids and shape.every_token):
-                        entries = logprob_entries(event, self._frontend.token_piece)
-                        await write(send, news.event(index, text, entries))
-                    case Finished(reason, usage, index):
-                        last = sse_event(shape.end(index, reason) | extra)
-                        if usage is None:
-                            await write(send, last)
-                            continue
-                        if self._asked.include_usage:
-                            last += sse_event(shape.usage_chunk(usage))
-                        await write(send, last + DONE_EVENT, more=False)
-                        return
+            async with beating(send, BEAT) as send:
+                await self._news(send, shape, extra, events)
         except KvhiveError as error:
-            await write(send, self.last_event(error))
+            await write(send, self.last_event(error), more=False)
+
+    async def _news(
+        self,
+        send: Send,
+        shape: AnswerShape,
+        extra: dict[str, Any],
+        events: AsyncGenerator[GenerationEvent, None],
+    ) -> None:
+        news = NewsEvents(shape, extra)
+        async for event in events:
+            match event:
+                case Delta(text, _, index) if event.tool_calls:
+                    entries = logprob_entries(event, self._frontend.token_piece)
+                    await write(send, sse_event(shape.calls(index, event.tool_calls, text, entries) | extra))
+                case Delta(text, ids, index) if text or event.logprobs or (ids and shape.every_token):
+                    entries = logprob_entries(event, self._frontend.token_piece)
+                    await write(send, news.event(index, text, entries))
+                case Finished(reason, usage, index):
+                    last = sse_event(shape.end(index, reason) | extra)
+                    if usage is None:
+                        await write(send, last)
+                        continue
+                    if self._asked.include_usage:
+                        last += sse_event(shape.usage_chunk(usage))
+                    await write(send, last + DONE_EVENT, more=False)
+                    return
         await write(send, b"", more=False)
 
     async def _collect(

@@ -11,8 +11,8 @@ from kvhive.router.field_checks import check_chars, spell_text
 from kvhive.router.http_body import json_type
 from kvhive.router.json_fields import typed
 from kvhive.router.openai.field_policy import refuse_others
-from kvhive.router.openai.json_text import schema_text
 from kvhive.router.sampling_params import Grammar
+from kvhive.router.schema_text import schema_text
 
 FORMATS = ("response_format", "regex", "grammar")
 """At most one of them may be given."""

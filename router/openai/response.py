@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from starlette.responses import JSONResponse
 
-from kvhive.proto.errors import InvalidRequest, KvhiveError, NotNow, Overloaded, TimedOut, Unavailable
+from kvhive.proto.errors import InvalidRequest, KvhiveError, Overloaded, TimedOut, Unavailable
 from kvhive.router.frontend import FinishReason, KeptPrefix, ModelInfo, ToolCallDelta, Usage
 from kvhive.router.http_body import BodyTimeout, BodyTooLarge
+from kvhive.router.http_headers import headers_after
 from kvhive.router.openai.logprobs import logprobs_body
-
-RETRY_AFTER_S = 1.0
-"""What Retry-After says where nobody knows better."""
 
 
 @dataclass(slots=True)
@@ -233,14 +230,7 @@ def error_response(error: KvhiveError, request_id: str = "") -> JSONResponse:
     """Return an error as a whole response; one that may be retried says when."""
     status, body = describe_error(error)
     headers = {"x-request-id": request_id} if request_id else {}
-    if status in (429, 503):
-        seconds = error.retry_after_s if isinstance(error, NotNow) else None
-        seconds = RETRY_AFTER_S if seconds is None else seconds
-        headers["retry-after"] = str(math.ceil(seconds))
-        headers["retry-after-ms"] = str(math.ceil(seconds * 1000))  # which OpenAI's clients read first
-    if status in (408, 413):  # the rest of the body is not read, so the connection cannot be used again
-        headers["connection"] = "close"
-    return JSONResponse(body, status, headers)
+    return JSONResponse(body, status, headers | headers_after(error))
 
 
 def model_not_found(name: str) -> JSONResponse:

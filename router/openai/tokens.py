@@ -91,8 +91,7 @@ async def tokenized(frontend: TokenizingFrontend, asked: TokenizeRequest, model:
     try:
         ids = await frontend.tokenize(asked.prompt, asked.model, asked.cache_salt)
     except InvalidRequest as error:
-        problem = str(error).removeprefix(f"{error.field}: ")
-        raise InvalidRequest(asked.spell(error.field), problem) from error
+        raise InvalidRequest(asked.spell(error.field), error.problem) from error
     texts = await _spelled(ids, frontend.token_piece) if asked.spelled else None
     return {"count": len(ids), "max_model_len": model.max_context, "tokens": ids, "token_strs": texts}
 

@@ -149,4 +149,4 @@ def test_the_body_that_is_changed_is_a_good_one() -> None:
         key: BODY[key]
         for key in ("system", "messages", "tools", "tool_choice", "output_config", "cache_control")
     }
-    assert parse_count(counted).request.prompt == asked.request.prompt
+    assert parse_count(counted, "id-1").request.prompt == asked.request.prompt

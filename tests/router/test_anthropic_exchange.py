@@ -136,6 +136,7 @@ async def test_the_official_client_accumulates_what_a_whole_answer_has(
     assert whole.usage.cache_creation.ephemeral_1h_input_tokens == 16
     assert whole.usage.cache_creation.ephemeral_5m_input_tokens == 32
     assert streamed.usage.output_tokens == whole.usage.output_tokens == 7
+    assert streamed.usage.cache_creation is None  # the client's helper leaves it out: docs/anthropic.md
 
 
 @pytest.mark.parametrize(
@@ -180,13 +181,18 @@ async def test_a_call_that_was_cut_off_has_no_input(
     assert body["stop_reason"] == "max_tokens"
 
 
-async def test_half_a_character_in_a_call_is_no_error(
-    speaker: SpeakingFrontend, claude_http: httpx.AsyncClient
+@pytest.mark.parametrize("value", ['"\\ud83d"', "1e999", "NaN", "9" * 5000, "[" * 5000])
+async def test_a_call_that_json_cannot_hold_has_no_input(
+    speaker: SpeakingFrontend, claude_http: httpx.AsyncClient, value: str
 ) -> None:
-    call = ToolCallDelta(0, "call_a", "weather", r'{"city": "\ud800"}')
+    """The model wrote it, and the rest of the answer is whole."""
+    call = ToolCallDelta(0, "call_a", "weather", f'{{"x": {value}}}')
     speaker.script = [Delta("", (1,), tool_calls=(call,)), Finished("tool_calls", USAGE)]
-    answer = await post(claude_http, "x", tools=TOOLS)
-    assert answer.status_code == 200 and answer.json()["content"][0]["input"] == {}
+    response = await post(claude_http, "x", tools=TOOLS)
+    assert response.status_code == 200
+    assert response.json()["content"] == [
+        {"type": "tool_use", "id": "call_a", "name": "weather", "input": {}}
+    ]
 
 
 async def test_a_silent_stream_is_pinged(
@@ -332,6 +338,22 @@ async def test_tokens_are_counted(claude: anthropic.AsyncAnthropic) -> None:
         )
     with pytest.raises(anthropic.NotFoundError):
         await claude.messages.count_tokens(model="x", messages=[{"role": "user", "content": "say a"}])
+
+
+@pytest.mark.parametrize(
+    ("content", "model", "status"),
+    [("say a", "demo", 200), ("say a", "x", 404), ("refuse bad", "demo", 400), ("refuse busy", "demo", 529)],
+)
+async def test_a_count_has_the_headers_of_an_answer(
+    claude_http: httpx.AsyncClient, content: str, model: str, status: int
+) -> None:
+    body = say(content, model=model, service_tier="auto")
+    del body["max_tokens"]
+    response = await claude_http.post(
+        "/v1/messages/count_tokens", json=body, headers={"x-request-id": "mine"}
+    )
+    assert (response.status_code, response.headers["request-id"]) == (status, "mine")
+    assert response.headers.get("x-kvhive-ignored") == ("service_tier" if status == 200 else None)
 
 
 async def test_models_answer_each_client_in_its_own_shape(

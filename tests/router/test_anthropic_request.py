@@ -15,6 +15,7 @@ from kvhive.router.sampling_params import Grammar, SamplingParams
 
 HI = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+SCHEMA_TEXT = json.dumps(SCHEMA, separators=(",", ":"))
 TOOL = {"name": "weather", "description": "Sees the sky.", "input_schema": SCHEMA}
 EVER = {"type": "ephemeral"}
 HOUR = {"type": "ephemeral", "ttl": "1h"}
@@ -35,6 +36,13 @@ def refused(**fields: Any) -> str:
     with pytest.raises(InvalidRequest) as caught:
         parse(**fields)
     return str(caught.value)
+
+
+def deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"a": schema}
+    return schema
 
 
 def text(words: str, **fields: Any) -> dict[str, Any]:
@@ -88,11 +96,11 @@ def test_every_supported_field_arrives() -> None:
         top_k=3,
         top_p=0.25,
         stop=("a", "b"),
-        grammar=Grammar("json_schema", json.dumps(SCHEMA)),
+        grammar=Grammar("json_schema", SCHEMA_TEXT),
     )
     assert request.prompt == ChatPrompt(
         (ChatMessage("system", "be brief"), ChatMessage("user", "hi")),
-        (Tool("weather", "Sees the sky.", json.dumps(SCHEMA)),),
+        (Tool("weather", "Sees the sky.", SCHEMA_TEXT),),
         ToolChoice("required", "weather", parallel=False),
     )
     assert (request.model, request.tenant, asked.stream) == ("m", "u", True)
@@ -218,6 +226,10 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
         ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading: is not supported"),
         ({"tools": [{**TOOL, "input_schema": {"a": "\ud800"}}]}, "tools[0].input_schema: must be valid"),
         ({"tools": [{**TOOL, "input_schema": {"a": float("inf")}}]}, "tools[0].input_schema: must be JSON"),
+        ({"tools": [{**TOOL, "input_schema": deep(64)}]}, "tools[0].input_schema: must be at most 64 obj"),
+        ({"tools": [{**TOOL, "input_schema": {"a": "x" * 2**18}}]}, "tools[0].input_schema: must be at"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": deep(64)}}},
+         "output_config.format.schema: must be at most 64 objects and arrays deep"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name: is required"),
         ({"tool_choice": {"type": "any", "name": "x"}}, "tool_choice.name: is not supported"),
     ],
@@ -226,16 +238,9 @@ def test_refusals_name_the_field(fields: dict[str, Any], words: str) -> None:
     assert refused(**fields).startswith(words)
 
 
-def deep(levels: int) -> dict[str, Any]:
-    schema: dict[str, Any] = {}
-    for _ in range(levels):
-        schema = {"a": schema}
-    return schema
-
-
 def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:
     words = refused(tools=[{**TOOL, "input_schema": deep(5_000)}])
-    assert words == "tools[0].input_schema: is nested too deeply"
+    assert words == "tools[0].input_schema: must be at most 64 objects and arrays deep, is deeper"
 
 
 @pytest.mark.parametrize(
@@ -267,10 +272,10 @@ def test_max_tokens_zero_only_fills_the_cache() -> None:
 
 def test_what_is_counted_is_what_would_be_computed() -> None:
     body = {"messages": HI, "system": "s", "tools": [TOOL], "tool_choice": {"type": "none"}}
-    counted = parse_count(body).request.prompt
+    counted = parse_count(body, "id-1").request.prompt
     assert counted == parse(**body).request.prompt
     with pytest.raises(InvalidRequest, match="max_tokens: is not supported"):
-        parse_count({"messages": HI, "max_tokens": 5})
+        parse_count({"messages": HI, "max_tokens": 5}, "id-1")
 
 
 def points(**fields: Any) -> tuple[CacheBreakpoint, ...]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from kvhive.router import doors, http_protocol
 from kvhive.router.doors import Doors
 from kvhive.router.grpc_service import InferenceService
 from kvhive.router.http_app import create_app
-from kvhive.router.http_body import OFF_LOOP_BYTES, parsed
+from kvhive.router.http_body import OFF_LOOP_BYTES, Bodies
 from kvhive.router.http_protocol import MAX_HEADERS
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -231,8 +233,24 @@ async def test_large_bodies_are_parsed_one_at_a_time() -> None:
         return len(body["a"])
 
     body = b'{"a": "%s"}' % (b"x" * OFF_LOOP_BYTES)
-    assert await asyncio.gather(*(parsed(body, parse) for _ in range(4))) == [OFF_LOOP_BYTES] * 4
+    bodies = Bodies(len(body))
+    assert await asyncio.gather(*(bodies.parsed(body, parse) for _ in range(4))) == [OFF_LOOP_BYTES] * 4
     assert most == 1
+
+
+async def test_other_work_in_threads_does_not_wait_for_large_bodies() -> None:
+    """A list of keys is read again in one, for example: a revoked key must not live on behind bodies."""
+    free = threading.Event()
+    body, bodies = b'{"a": "%s"}' % (b"x" * OFF_LOOP_BYTES), Bodies(OFF_LOOP_BYTES)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+    parsing = [asyncio.ensure_future(bodies.parsed(body, lambda _: free.wait(30))) for _ in range(8)]
+    try:
+        async with asyncio.timeout(10):
+            await asyncio.to_thread(lambda: None)
+        assert not any(task.done() for task in parsing)
+    finally:
+        free.set()
+    assert all(await asyncio.gather(*parsing))
 
 
 async def test_a_model_is_named_and_never_loaded_from_where_a_caller_says(

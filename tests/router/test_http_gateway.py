@@ -81,7 +81,7 @@ async def test_a_bad_request_id_is_refused_and_not_echoed(http: httpx.AsyncClien
 async def test_health_readiness_metrics_and_unknown_paths(
     frontend: ScriptedFrontend, http: httpx.AsyncClient
 ) -> None:
-    assert (await http.get("/healthz")).text == "ok"
+    assert (await http.get("/healthz")).text == (await http.get("/health")).text == "ok"
     assert (await http.get("/readyz")).status_code == 200
     frontend.is_ready = False
     assert (await http.get("/readyz")).status_code == 503

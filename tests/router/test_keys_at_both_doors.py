@@ -179,6 +179,9 @@ async def test_the_official_clients_know_what_is_wrong(doors: Open) -> None:
             "error": {"type": "authentication_error", "message": "this API key is not known"},
             "request_id": None,
         }
+        with pytest.raises(anthropic.AuthenticationError) as denied:  # a path of both dialects
+            await theirs.models.list()
+        assert denied.value.type == "authentication_error"
 
 
 async def test_who_is_not_let_in_is_told_before_a_byte_of_the_body(doors: Open) -> None:

@@ -166,6 +166,26 @@ async def test_many_random_leavers_leave_nothing_behind(
     assert (await post(http, "say ok")).json()["choices"][0]["message"]["content"] == "ok"
 
 
+async def test_a_silent_stream_beats_and_the_official_client_hears_nothing_of_it(
+    frontend: ScriptedFrontend, port: int, openai_client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvhive.router.http_heartbeat.BEAT_S", 0.02)
+    body = json.dumps(say("hang a", stream=True)).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HEAD % len(body) + body)
+    for _ in range(2):
+        await reader.readuntil(b"\n: ping\n\n")
+    writer.close()
+    stream = await openai_client.chat.completions.create(**say("hang a"), stream=True)
+    chunks = [await anext(stream) for _ in range(2)]
+    with pytest.raises(TimeoutError):  # and no third one, of whatever kind
+        async with asyncio.timeout(0.2):
+            await anext(stream)
+    assert [chunk.choices[0].delta.content for chunk in chunks] == ["", "a"]
+    await stream.close()
+    await frontend.until_idle()
+
+
 async def test_a_slow_reader_stops_the_generation_not_the_server(
     frontend: ScriptedFrontend, port: int, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ from kvhive.router.chat.messages import ChatMessage, ChatPrompt, Tool, ToolCall,
 from kvhive.router.frontend import Delta, Finished, TokenLogprobs, ToolCallDelta
 from kvhive.router.openai.chat_request import parse_chat_completion
 from kvhive.router.openai.fields import CompletionRequest
-from kvhive.router.openai.json_text import MAX_SCHEMA_CHARS
+from kvhive.router.schema_text import MAX_SCHEMA_CHARS
 
 HI = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"enum": ["é"]}}}
@@ -118,6 +118,10 @@ def deep(levels: int) -> dict[str, Any]:
         (
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": "\ud800"}}}]},
             "tools[0].function.parameters: must be valid Unicode, has the lone surrogate U+D800 at 6",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": 1e999}}}]},
+            "tools[0].function.parameters: must be JSON: Out of range float values are not JSON compliant",
         ),
         ({"tool_choice": "any"}, "tool_choice: must be auto, none, required or an object, is 'any'"),
         ({"tool_choice": 1}, "tool_choice: must be a string or an object, is an integer"),

@@ -11,13 +11,16 @@ from kvhive.router.field_checks import check_text
 
 MAX_SCHEMA_CHARS = 256 * 1024
 """Of one schema: some thousand properties."""
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def schema_text(where: str, schema: dict[str, Any]) -> str:
     """Return a JSON Schema as text, its keys in the caller's order. Raises InvalidRequest."""
     _check_depth(where, schema)
-    text = _ENCODER.encode(schema)
+    try:
+        text = _ENCODER.encode(schema)
+    except ValueError as error:  # a number beyond all floats
+        raise InvalidRequest(where, f"must be JSON: {error}") from error
     if len(text) > MAX_SCHEMA_CHARS:
         raise InvalidRequest(where, f"must be at most {MAX_SCHEMA_CHARS} characters, is {len(text)}")
     check_text(where, text)
