@@ -2,7 +2,8 @@
 
 A report is up to a heartbeat old. A request counts on top of it until a report confirms it, which one made
 SETTLE_S after it was routed does, or until its first token; one that was in the report and has got its first
-token since is taken off again. So a burst is spread within milliseconds, nothing is counted twice for long.
+token since is taken off again, also when it is over. So a burst is spread within milliseconds, nothing is
+counted twice for long, and who asks again at once finds its worker as idle as it is.
 
 Cold work, which decides who takes new prompts of equal cost, is taken from the workers' reports as well: they
 count the uncached tokens of all routers' requests, so that all routers see the same, whoever sent them.
@@ -11,6 +12,7 @@ count the uncached tokens of all routers' requests, so that all routers see the 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +27,9 @@ Rate = npt.NDArray[np.float64]
 COLD_HALF_LIFE_S = 60.0
 """How long cold work that was sent to a worker weighs in the choice of a home."""
 
+MAX_ENDED = 128
+"""Requests of one worker that ended since its last report; more than these are not taken off it."""
+
 LEAST_SHARE = 0.05
 """A rate that was watched for only a few seconds: the sum is taken to have this share of its final size."""
 
@@ -34,6 +39,9 @@ class _Reservation:
     tokens: int
     routed_at: float
     first_token_at: float | None = None
+
+
+_NONE: deque[_Reservation] = deque(maxlen=0)
 
 
 @dataclass(slots=True)
@@ -68,6 +76,7 @@ class LoadTracker:
     def __init__(self) -> None:
         self._worker_of: dict[str, str] = {}
         self._reservations: dict[str, dict[str, _Reservation]] = {}  # worker -> request -> reservation
+        self._ended: dict[str, deque[_Reservation]] = {}  # worker -> whose prompts its report may still count
         self._cold: dict[str, _ColdWork] = {}
         self._changed: set[str] = set()
         self._pools = PoolUse()
@@ -103,7 +112,9 @@ class LoadTracker:
         self._pools.leave(request_id, now)
         worker_id = self._worker_of.pop(request_id, None)
         if worker_id is not None:
-            del self._reservations[worker_id][request_id]
+            reservation = self._reservations[worker_id].pop(request_id)
+            if reservation.first_token_at is not None:
+                self._ended.setdefault(worker_id, deque(maxlen=MAX_ENDED)).append(reservation)
             if not self._reservations[worker_id]:
                 del self._reservations[worker_id]
             self._changed.add(worker_id)
@@ -123,6 +134,7 @@ class LoadTracker:
     def drop(self, worker_id: str) -> None:
         """Forget a worker that has left."""
         self._cold.pop(worker_id, None)
+        self._ended.pop(worker_id, None)
         self._pools.drop(worker_id)
         self._changed.add(worker_id)
 
@@ -144,7 +156,8 @@ class LoadTracker:
         more than the worker can have computed since, at `per_token_s` seconds a token.
         """
         tokens, computed, ready_at = reported, 0, reported_at
-        for reservation in self._reservations.get(worker_id, {}).values():
+        ended = self._ended_since(worker_id, reported_at)
+        for reservation in (*self._reservations.get(worker_id, {}).values(), *ended):
             if reservation.routed_at + SETTLE_S >= reported_at:
                 tokens += reservation.tokens if reservation.first_token_at is None else 0
             elif reservation.first_token_at is not None and reservation.first_token_at >= reported_at:
@@ -153,6 +166,12 @@ class LoadTracker:
         if per_token_s > 0:
             computed = min(computed, int((ready_at - reported_at) / per_token_s))
         return max(0, tokens - computed)
+
+    def _ended_since(self, worker_id: str, reported_at: float) -> Sequence[_Reservation]:
+        ended = self._ended.get(worker_id, _NONE)
+        while ended and (ended[0].first_token_at or 0.0) < reported_at:  # no later report counts them either
+            ended.popleft()
+        return ended
 
     def pool_tokens(self, worker_id: str, reported: int, reported_at: float) -> int:
         """See PoolUse.tokens."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvhive.router.load_tracker import COLD_HALF_LIFE_S, LoadTracker, per_second
+from kvhive.router.load_tracker import COLD_HALF_LIFE_S, MAX_ENDED, LoadTracker, per_second
 from kvhive.router.pool_use import SETTLE_S
 
 
@@ -27,6 +27,34 @@ def test_a_report_that_contains_the_request_is_not_added_to() -> None:
     assert loads.queue_tokens("w1", reported=0, reported_at=11.5) == 0
     loads.first_token("a", now=12.0)
     assert loads.queue_tokens("w1", reported=50, reported_at=11.5) == 50, "later tokens change nothing"
+
+
+def test_a_request_that_is_over_is_taken_off_the_report_that_has_it() -> None:
+    """A short answer ends between two reports; its worker is idle, whatever the last one says."""
+    loads = LoadTracker()
+    loads.reserve("a", "w1", 900, now=10.0)
+    loads.first_token("a", now=11.0)
+    loads.finish("a", now=11.1)
+    assert loads.queue_tokens("w1", reported=900, reported_at=10.5) == 0
+    assert loads.queue_tokens("w1", reported=900, reported_at=10.5, per_token_s=0.001) == 400
+    assert loads.queue_tokens("w1", reported=70, reported_at=11.5) == 70, "that of others"
+    loads.reserve("b", "w1", 900, now=12.0)
+    loads.first_token("b", now=12.5)
+    loads.finish("b", now=12.6)
+    assert loads.queue_tokens("w1", reported=70, reported_at=11.5) == 70, "no report has had it"
+
+
+def test_what_ended_is_forgotten_with_the_next_report_or_its_worker() -> None:
+    loads = LoadTracker()
+    for i in range(2 * MAX_ENDED):
+        loads.reserve(f"r{i}", "w1", 10, now=1.0)
+        loads.first_token(f"r{i}", now=2.0)
+        loads.finish(f"r{i}", now=2.5)
+    assert loads.queue_tokens("w1", reported=20 * MAX_ENDED, reported_at=1.5) == 10 * MAX_ENDED
+    assert loads.queue_tokens("w1", reported=0, reported_at=3.0) == 0
+    assert not loads._ended["w1"]
+    loads.drop("w1")
+    assert not loads._ended
 
 
 def test_finishing_is_idempotent_and_frees_everything() -> None:
