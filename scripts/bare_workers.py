@@ -105,7 +105,7 @@ class BareWorker:
 
     def end(self) -> None:
         """Kill its process, whatever state it is in."""
-        if self._process is not None:
+        if self._process is not None and self._process.pid is not None:  # it was started
             self._process.kill()
             self._process.join(10)
         if self._told is not None:
