@@ -13,7 +13,7 @@ def no_collector() -> Iterator[None]:
 
     At the end those are looked at, and not what was there before, which may be as much again.
     """
-    enabled = gc.isenabled()
+    enabled, frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.disable()
     gc.freeze()
     try:
@@ -22,4 +22,5 @@ def no_collector() -> Iterator[None]:
         if enabled:
             gc.enable()
             gc.collect()
-        gc.unfreeze()
+        if not frozen:  # else somebody wants it so
+            gc.unfreeze()
