@@ -18,7 +18,7 @@ __all__ = ["demo_gguf", "hf_model", "hf_tokenizer", "index_redis", "own_redis", 
 
 
 def pytest_collection_finish() -> None:
-    """Thousands of tests and what they import stay to the end: looking for cycles among them takes a second."""
+    """Thousands of tests, and what they import, stay to the end: a look for cycles there takes a second."""
     gc.collect()
     gc.freeze()
 
