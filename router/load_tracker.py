@@ -15,6 +15,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -39,9 +40,6 @@ class _Reservation:
     tokens: int
     routed_at: float
     first_token_at: float | None = None
-
-
-_NONE: deque[_Reservation] = deque(maxlen=0)
 
 
 @dataclass(slots=True)
@@ -156,8 +154,8 @@ class LoadTracker:
         more than the worker can have computed since, at `per_token_s` seconds a token.
         """
         tokens, computed, ready_at = reported, 0, reported_at
-        ended = self._ended_since(worker_id, reported_at)
-        for reservation in (*self._reservations.get(worker_id, {}).values(), *ended):
+        running = self._reservations.get(worker_id, {}).values()
+        for reservation in chain(running, self._ended_since(worker_id, reported_at)):
             if reservation.routed_at + SETTLE_S >= reported_at:
                 tokens += reservation.tokens if reservation.first_token_at is None else 0
             elif reservation.first_token_at is not None and reservation.first_token_at >= reported_at:
@@ -168,10 +166,10 @@ class LoadTracker:
         return max(0, tokens - computed)
 
     def _ended_since(self, worker_id: str, reported_at: float) -> Sequence[_Reservation]:
-        ended = self._ended.get(worker_id, _NONE)
+        ended = self._ended.get(worker_id)
         while ended and (ended[0].first_token_at or 0.0) < reported_at:  # no later report counts them either
             ended.popleft()
-        return ended
+        return ended or ()
 
     def pool_tokens(self, worker_id: str, reported: int, reported_at: float) -> int:
         """See PoolUse.tokens."""
