@@ -58,6 +58,11 @@ class Usage:
     not_kept: str = ""
     """Why the first of those that are not kept is not."""
 
+    @property
+    def read_tokens(self) -> int:
+        """Prompt tokens that this request got from a cache, its worker's or another's, and computed nothing for."""
+        return self.cached_tokens + self.pulled_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Started:

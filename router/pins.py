@@ -68,9 +68,9 @@ class CacheSplit(NamedTuple):
     """A prompt's tokens by what the cache had to do with them. Together they are the whole prompt."""
 
     read: int
-    """Found in the cache, kept or not."""
+    """Found in the worker's cache or pulled from another's, kept or not."""
     created: dict[float, int]
-    """New in the cache by this request, and kept: by how many seconds. The longest time counts."""
+    """Computed by this request, and kept: by how many seconds. The longest time counts."""
     plain: int
     """The rest."""
 
@@ -78,17 +78,17 @@ class CacheSplit(NamedTuple):
 def cache_split(usage: Usage) -> CacheSplit:
     """Split a request's input the way that hosted APIs bill it.
 
-    What came from another worker for this request is new in this worker's cache: created where it is kept.
+    What came from another worker's cache was read, as far as its sender can tell: nothing was computed for it.
     What another request wrote at the same moment is not this one's: plain.
     """
     kept = [prefix for prefix in usage.kept if prefix.kept]
     created: dict[float, int] = {}
-    start, new = usage.cached_tokens, usage.written_tokens + usage.pulled_tokens
+    start, new = usage.read_tokens, usage.written_tokens
     for end in sorted({prefix.tokens for prefix in kept}):
         ttl_s = max(prefix.ttl_s for prefix in kept if prefix.tokens >= end)
         tokens = min(new, max(0, end - start))
         if tokens:
             created[ttl_s] = created.get(ttl_s, 0) + tokens
         start, new = max(start, end), new - tokens
-    plain = usage.prompt_tokens - usage.cached_tokens - sum(created.values())
-    return CacheSplit(usage.cached_tokens, created, plain)
+    plain = usage.prompt_tokens - usage.read_tokens - sum(created.values())
+    return CacheSplit(usage.read_tokens, created, plain)

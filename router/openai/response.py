@@ -161,7 +161,7 @@ def usage_body(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {
-            "cached_tokens": usage.cached_tokens,
+            "cached_tokens": usage.read_tokens,
             "cache_write_tokens": usage.written_tokens,
         },
         "kvhive": {
