@@ -162,6 +162,9 @@ class RayCluster:
     async def end(self) -> None:
         """End what is the cluster's; the machines end with the context."""
         await asyncio.to_thread(self._second.end)
+        state = self._state.load()
+        if state is not None:  # `down` removes what its parts have said
+            await asyncio.to_thread(_copy_logs, Path(state.runtime_dir), self._folder / "cluster")
         with contextlib.suppress(ClusterError):
             await asyncio.to_thread(self._kvhive, "down", "--cluster", CLUSTER, "--grace", "0", "--forget")
 
@@ -277,7 +280,7 @@ def ray_cluster(size: ClusterSize, logs: Path | None = None) -> Iterator[RayClus
         folder = Path(tempfile.mkdtemp(prefix="kvhive-", dir="/tmp"))  # short: Ray's sockets are in there
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         if logs is not None:
-            stack.callback(_keep_logs, folder, logs)
+            stack.callback(_copy_logs, folder, logs)
         stack.enter_context(marked_environment(folder))
         nodes = RayNodes(folder)
         stack.callback(nodes.end)
@@ -299,7 +302,8 @@ def _listens(door: str) -> bool:
     return answers(door.removeprefix("http://"))
 
 
-def _keep_logs(folder: Path, logs: Path) -> None:
-    """Copy what all parts have said: the cluster's own, Ray's, and this run's."""
-    sockets = shutil.ignore_patterns("model", "*.json", "sockets", "control", "state")
-    shutil.copytree(folder, logs, ignore=sockets, symlinks=True)
+def _copy_logs(folder: Path, to: Path) -> None:
+    """Copy what all parts have said, as far as that is still possible."""
+    others = shutil.ignore_patterns("model", "*.json", "*.lock", "sockets", "control", "state")
+    with contextlib.suppress(OSError, shutil.Error):
+        shutil.copytree(folder, to, ignore=others, symlinks=True)
