@@ -27,8 +27,8 @@ _POLL_S = 0.5
 SPARE_SOCKETS = 24
 """File descriptors that a process may have beyond what it had at first, for what is made at first use ..."""
 SOCKETS_A_PEER = 8
-"""... and a worker for each other one that it ever met: lanes both ways and a connection to ask by. Those of the
-last MAX_LANES peers are kept; a leak grows beyond that."""
+"""... and a worker for each other one that it ever met: lanes both ways and a connection to ask by. Those of
+the last MAX_LANES peers are kept; a leak grows beyond that."""
 SPARE_TASKS = 8
 
 
