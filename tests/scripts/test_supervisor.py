@@ -206,4 +206,4 @@ def test_a_supervisor_that_no_state_names_leaves_by_itself(tmp_path: Path) -> No
         stderr=subprocess.PIPE,
     )
     said = process.communicate(timeout=60)[1]
-        assert b"leaving: no state" in said and said.count(b"\n") == 1 and process.returncode == 0
+    assert b"leaving: no state" in said and said.count(b"\n") == 1 and process.returncode == 0
