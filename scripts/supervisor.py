@@ -36,8 +36,8 @@ PAUSE_FIRST_S, PAUSE_LONGEST_S = 0.5, 30.0
 STABLE_S = 60.0
 """... until it has run for so long."""
 MOST_UNNAMED = 17
-"""A supervisor that the state does not name at so many looks, some 5 s, leaves: the cluster is gone, or another
-one's. They are counted, not timed, or a machine that had no time for it would end it."""
+"""A supervisor that the state does not name at so many looks, some 5 s, leaves: the cluster is gone, or
+another one's. They are counted, not timed, or a machine that had no time for it would end it."""
 _LOG = "supervisor.log"
 
 
