@@ -8,7 +8,7 @@ started, tried again and stopped is server_life.py.
 Where ranks share a model, the worker has a placement group on one machine, and its actor, which is rank 0,
 makes the others in it. Ray ends them with it, however it ends; it ends when one of them does.
 
-Who makes actors, asks and ends them needs no torch, and importing it takes seconds: that is left to the actors.
+Who makes actors, asks them and ends them needs no torch, whose import takes seconds: actors do it themselves.
 """
 
 from __future__ import annotations
