@@ -18,12 +18,13 @@ from kvhive.proto.v1 import inference_pb2_grpc
 from kvhive.router.auth.principal import OPERATOR, Principal, asking
 from kvhive.router.grpc_errors import MAX_DETAIL_BYTES
 from kvhive.router.grpc_service import REQUEST_TYPES, InferenceService
+from kvhive.router.grpc_wire_counts import wire_limits
 from kvhive.router.malformed_message import MalformedMessageGuard
 
 
 @pytest.fixture
 async def address(frontend: ScriptedFrontend) -> AsyncIterator[str]:
-    server = grpc.aio.server(interceptors=[MalformedMessageGuard(REQUEST_TYPES)])
+    server = grpc.aio.server(interceptors=[MalformedMessageGuard(REQUEST_TYPES, wire_limits(100))])
     inference_pb2_grpc.add_InferenceServicer_to_server(
         InferenceService(frontend, pb.GetClusterResponse), server
     )
