@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 
 from kvhive.proto.errors import InvalidRequest
 from kvhive.proto.limits import MAX_LOGIT_BIAS_ENTRIES, MAX_PINS
@@ -45,7 +47,7 @@ class NoMessage(Exception):
 
 def wire_limits(max_context: int) -> dict[str, int]:
     """Return how many of each repeated field there may be in a request, by the field's full name."""
-    limits = {
+    limits: dict[tuple[type[Message], str], int] = {
         (pb.Chat, "messages"): MAX_MESSAGES,
         (pb.Chat, "tools"): MAX_TOOLS,
         (pb.ChatMessage, "tool_calls"): MAX_ALL_TOOL_CALLS,
@@ -56,7 +58,9 @@ def wire_limits(max_context: int) -> dict[str, int]:
         (pb.TokenIds, "ids"): max_context - 1,
         (pb.DetokenizeRequest, "token_ids"): max_context,
     }
-    return {message.DESCRIPTOR.fields_by_name[name].full_name: most for (message, name), most in limits.items()}
+    return {
+        message.DESCRIPTOR.fields_by_name[name].full_name: most for (message, name), most in limits.items()
+    }
 
 
 @dataclass(eq=False, slots=True)
@@ -78,12 +82,12 @@ class _Known:
 class WireCounts:
     """Counts the messages of one type. Nothing here changes after its beginning, so walks may take turns."""
 
-    descriptor: Descriptor
+    request: type[Message]
     limits: Mapping[str, int]
     _root: dict[int, _Known] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._root = _tags(self.descriptor, self.limits, "")
+        self._root = _tags(self.request.DESCRIPTOR, self.limits, "")
 
     def walk(self, raw: bytes) -> Iterator[None]:
         """Go through a message and pause now and then. Raises InvalidRequest at an excess, and NoMessage."""
@@ -93,7 +97,7 @@ class WireCounts:
             raise NoMessage from error
 
 
-def _tags(descriptor: Descriptor, limits: Mapping[str, int], path: str) -> dict[int, _Known]:
+def _tags(descriptor: Any, limits: Mapping[str, int], path: str) -> dict[int, _Known]:
     """Return what tags stand for in a message; none of ours is inside itself."""
     tags: dict[int, _Known] = {}
     for each in descriptor.fields:
@@ -127,7 +131,7 @@ class _Walk:
 
     def through(self, root: dict[int, _Known]) -> Iterator[None]:
         """See WireCounts.walk. What ends too early raises IndexError, too."""
-        raw, end, tags, fields = self._raw, len(self._raw), root, 0
+        end, tags, fields = len(self._raw), root, 0
         outside: list[tuple[int, dict[int, _Known]]] = []
         while True:
             while self._at >= end:

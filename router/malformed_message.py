@@ -1,4 +1,4 @@
-"""Refuses bytes that are not what the .proto says, or have too much in them, and names the field where it can.
+"""Refuses bytes that are not what the .proto says or have too much in them, naming the field where it can.
 
 gRPC itself would answer UNKNOWN before any handler is asked, and parse all before anybody can count. So
 handlers are given here what their stand-in has looked at and parsed itself.
@@ -87,7 +87,7 @@ class _Reader:
 
     def __init__(self, request: type[Message], limits: Mapping[str, int]) -> None:
         self._request = request
-        self._counts = WireCounts(request.DESCRIPTOR, limits)
+        self._counts = WireCounts(request, limits)
 
     async def count(self, raw: bytes) -> None:
         """Go through it, a little at a time. Raises InvalidRequest."""
