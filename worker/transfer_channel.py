@@ -72,6 +72,8 @@ class PairChannel:
         group, peer = self._group, 1 - self._rank
         if group is None:
             raise ChannelBroken("the channel is closed")
+        if not messages:
+            return []
         try:
             if not self._backend.supports_coalescing:  # gloo, without the way through torch's dispatcher
                 direct = self._backend.send if self._rank == SENDER else self._backend.recv

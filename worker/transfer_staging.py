@@ -109,7 +109,7 @@ class Straight:
     def outgoing(self, slot: int, parts: Sequence[range]) -> list[torch.Tensor]:
         """Return the messages of a parcel."""
         firsts = [self._blocks[part.start] for part in parts]
-        return [self._pool[first : first + len(part)] for first, part in zip(firsts, parts, strict=True)]
+        return [self._pool.narrow(0, first, len(part)) for first, part in zip(firsts, parts, strict=True)]
 
     incoming = outgoing
 
