@@ -25,16 +25,22 @@ import click
 from kvhive.proto.errors import ClusterError
 from kvhive.scripts import private_network
 from kvhive.scripts.chaos_client import OutsideClient
-from kvhive.scripts.chaos_cluster import MODEL, ChaosCluster, ClusterSize, chaos_cluster
+from kvhive.scripts.chaos_cluster import MODEL, ClusterSize, chaos_cluster
 from kvhive.scripts.chaos_faults import Faults
 from kvhive.scripts.chaos_invariants import Invariants
+from kvhive.scripts.chaos_link_faults import LinkFaults
 from kvhive.scripts.chaos_load import Load, Tally
+from kvhive.scripts.chaos_ray_cluster import ray_cluster
+from kvhive.scripts.chaos_ray_faults import RayFaults
 from kvhive.scripts.chaos_trouble import Trouble
+from kvhive.scripts.chaos_victims import Cluster
 from kvhive.scripts.chaos_work import make_work
 from kvhive.scripts.progress import Progress, show_progress
 
 EPISODE_S = 120.0
 """Load and faults for so long, and then a look at what is left while all is quiet."""
+GAP_S, RAY_GAP_S = 1.2, 6.0
+"""Between two faults: what Ray starts again takes seconds."""
 MOST_VIOLATING_EPISODES = 5
 """After so many in which something was wrong, a run ends: more would say the same."""
 
@@ -56,15 +62,17 @@ class ChaosPlan:
 class ChaosRun:
     """One run on a cluster that was just made."""
 
-    def __init__(self, cluster: ChaosCluster, plan: ChaosPlan, progress: Progress) -> None:
+    def __init__(
+        self, cluster: Cluster, plan: ChaosPlan, progress: Progress, trouble: Trouble, faults: Faults
+    ) -> None:
         self._cluster = cluster
         self._plan = plan
         self._progress = progress
         self._clients = [OutsideClient(r.name, r.grpc, r.http) for r in cluster.routers]
-        self._trouble = Trouble()
+        self._trouble = trouble
         work = make_work(plan.seed, plan.kinds, MODEL.vocabulary, MODEL.context)
         self._load = Load(self._clients, work, self._trouble, plan.seed)
-        self._faults = Faults(cluster, self._trouble, plan.seed)
+        self._faults = faults
         self._invariants = Invariants(cluster, self._clients)
         self._told_to_stop = asyncio.Event()
 
@@ -81,6 +89,7 @@ class ChaosRun:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, told_to_stop, number)
+        time_kept = asyncio.create_task(self._load.keep_time())
         try:
             self._progress("chaos", "starting")
             await self._cluster.start()
@@ -96,6 +105,7 @@ class ChaosRun:
                 if bad >= MOST_VIOLATING_EPISODES or self._told_to_stop.is_set():
                     break
         finally:
+            time_kept.cancel()
             for client in self._clients:
                 await client.close()
             await self._cluster.end()
@@ -131,7 +141,6 @@ class ChaosRun:
         return {
             "seed": self._plan.seed,
             "seconds": round(took_s, 1),
-            "links": self._cluster.network is not None,
             "sentinel": self._cluster.redis.watcher is not None,
             "faults_by_kind": dict(sorted(self._trouble.faults.items())),
             "load": tally,
@@ -149,12 +158,18 @@ def run_chaos(
     plan: ChaosPlan, size: ClusterSize, progress: Progress, logs: Path | None = None
 ) -> dict[str, Any]:
     """Make a cluster, strike it, and return what came of it. Raises ClusterError, RuntimeError."""
+    trouble = Trouble()
 
-    async def strike(cluster: ChaosCluster) -> dict[str, Any]:
-        return await ChaosRun(cluster, plan, progress).run()  # its clients belong to this event loop
+    async def strike(cluster: Cluster, faults: Faults) -> dict[str, Any]:
+        # Its clients belong to this event loop.
+        result = await ChaosRun(cluster, plan, progress, trouble, faults).run()
+        return {"ray": size.ray, "links": size.links, **result}
 
-    with chaos_cluster(size, logs) as cluster:
-        return asyncio.run(strike(cluster))
+    if size.ray:
+        with ray_cluster(size, logs) as on_ray:
+            return asyncio.run(strike(on_ray, RayFaults(on_ray, trouble, plan.seed)))
+    with chaos_cluster(size, logs) as bare:
+        return asyncio.run(strike(bare, LinkFaults(bare, trouble, plan.seed)))
 
 
 @contextmanager
@@ -181,20 +196,23 @@ def _print(result: Mapping[str, Any], as_json: bool) -> None:
 @click.option("--seconds", type=click.FloatRange(1, 86_400), default=60, show_default=True)
 @click.option("--seed", default="", help="Same seed, same requests and dice; by default a new one.")
 @click.option("--rate", type=click.FloatRange(0.1, 100), default=2, show_default=True, help="Requests/s.")
-@click.option("--gap", type=click.FloatRange(0.05, 600), default=1.2, show_default=True, help="S to a fault.")
+@click.option("--gap", type=click.FloatRange(0.05, 600), help="S to a fault; by default 1.2, on Ray 6.")
+@click.option("--ray", is_flag=True, help="On Ray: controller and nodes are struck too; two routers.")
 @click.option("--workers", type=click.IntRange(2, 16), default=3, show_default=True)
 @click.option("--routers", type=click.IntRange(1, 8), default=2, show_default=True)
 @click.option("--redis", type=click.Choice(["single", "sentinel"]), default="sentinel", show_default=True)
 @click.option("--links/--no-links", default=None, help="Network namespaces; by default where possible.")
 @click.option("--logs", type=click.Path(path_type=Path, exists=False), help="Say all; keep logs there.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def main(seconds: float, seed: str, rate: float, gap: float, as_json: bool, **size: Any) -> None:
+def main(
+    seconds: float, seed: str, rate: float, gap: float | None, ray: bool, as_json: bool, **size: Any
+) -> None:
     """Kill, freeze, restart and cut off the parts of a cluster under load, and check every answer."""
     level = logging.INFO if size["logs"] else logging.WARNING
     logging.basicConfig(level=level, format="time=%(asctime)s level=%(levelname)s at=%(name)s %(message)s")
-    links = private_network.possible() if size["links"] is None else size["links"]
-    wanted = ClusterSize(size["workers"], size["routers"], size["redis"] == "sentinel", links)
-    plan = ChaosPlan(seconds, seed or secrets.token_hex(4), rate, gap)
+    links = not ray and (private_network.possible() if size["links"] is None else size["links"])
+    wanted = ClusterSize(size["workers"], size["routers"], size["redis"] == "sentinel", links, ray)
+    plan = ChaosPlan(seconds, seed or secrets.token_hex(4), rate, gap or (RAY_GAP_S if ray else GAP_S))
     try:
         with _shown(as_json) as progress:
             result = run_chaos(plan, wanted, progress, size["logs"])

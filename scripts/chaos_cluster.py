@@ -14,7 +14,7 @@ import secrets
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
@@ -42,7 +42,6 @@ MODEL = RandomModel(layers=2, hidden=64, heads=2, kv_heads=2, vocabulary=512, co
 LEASE_S = 5.0
 POOL_TOKENS = 4096
 """Small enough that prompts evict each other all the time."""
-STOP_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +53,16 @@ class ClusterSize:
     sentinel: bool = True
     """A master, a replica and a sentinel, instead of one Redis."""
     links: bool = True
-    """Network namespaces, whose links can be cut."""
+    """Network namespaces, whose links can be cut; not on Ray."""
+    ray: bool = False
+    """As chaos_ray_cluster.py has it, with two routers."""
 
 
 class RouterProcess:
     """One router, at the same two ports for ever."""
 
-    def __init__(self, folder: Path, spec: RouterSpec, grpc: str, http: str) -> None:
+    def __init__(self, folder: Path, spec: Callable[[], RouterSpec], grpc: str, http: str) -> None:
+        """`spec` says what it is told, each time that it is started."""
         self._folder = folder
         self._spec = spec
         self._process: ProcessId | None = None
@@ -83,12 +85,13 @@ class RouterProcess:
     def start(self) -> None:
         """Start it and wait until its doors are open. Raises ClusterError."""
         self._folder.mkdir(exist_ok=True)
-        Path(self._spec.ready_file).unlink(missing_ok=True)
+        spec = self._spec()
+        Path(spec.ready_file).unlink(missing_ok=True)
         log = self._folder / "router.log"
         if log.exists():  # of the process before
             with (self._folder / "earlier.log").open("ab") as earlier:
                 earlier.write(log.read_bytes())
-        StartingRouter(self._folder, self._spec, self._started).wait_ready()
+        StartingRouter(self._folder, spec, self._started).wait_ready()
 
     def _started(self, process: ProcessId | None) -> None:
         self._process = process
@@ -149,8 +152,16 @@ class ChaosCluster:
         for router in self.routers:
             await asyncio.to_thread(router.end)
 
-    def strangers(self) -> list[int]:
-        """Return the processes that were started by this run and belong to nobody now."""
+    async def look(self) -> list[str]:
+        """Say who does not run, and which processes of this run belong to nobody."""
+        gone = [worker.worker_id for worker in self.workers if not worker.alive]
+        gone += [router.name for router in self.routers if not router.alive]
+        if gone:
+            return [f"not running: {gone}"]
+        strangers = await asyncio.to_thread(self._strangers)
+        return [f"processes that nobody knows: {strangers}"] if strangers else []
+
+    def _strangers(self) -> list[int]:
         known = {worker.pid for worker in self.workers} | {router.pid for router in self.routers}
         known |= self.redis.pids() | {forkserver._forkserver._forkserver_pid or 0}  # type: ignore[attr-defined]
         known.add(resource_tracker._resource_tracker._pid or 0)  # type: ignore[attr-defined]
@@ -167,7 +178,7 @@ def chaos_cluster(size: ClusterSize, logs: Path | None = None) -> Iterator[Chaos
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvhive-chaos-")))
         if logs is not None:
             stack.callback(shutil.copytree, folder, logs, ignore=shutil.ignore_patterns("model", "*.json"))
-        stack.enter_context(_environment(folder))
+        stack.enter_context(marked_environment(folder))
         stack.callback(end_processes, lambda: processes_of(folder), 0.0)
         network = stack.enter_context(PrivateNetwork()) if size.links else None
         host = network.host if network else "127.0.0.1"
@@ -188,8 +199,8 @@ def chaos_cluster(size: ClusterSize, logs: Path | None = None) -> Iterator[Chaos
 
 
 @contextlib.contextmanager
-def _environment(folder: Path) -> Iterator[None]:
-    """Mark all processes that are started as ours: the fork server too, so it must be a new one."""
+def marked_environment(folder: Path) -> Iterator[None]:
+    """Mark all processes that are started as of `folder`: the fork server too, so it must be a new one."""
     before = os.environ.get(RUNTIME_DIR_VARIABLE)
     os.environ[RUNTIME_DIR_VARIABLE] = str(folder)
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
@@ -240,4 +251,4 @@ def _router(folder: Path, model: Path, redis_url: str, token: str) -> RouterProc
         vocab_size=MODEL.vocabulary,
         ready_file=str(folder / "ready.json"),
     )
-    return RouterProcess(folder, spec, f"127.0.0.1:{grpc_port}", f"http://127.0.0.1:{http_port}")
+    return RouterProcess(folder, lambda: spec, f"127.0.0.1:{grpc_port}", f"http://127.0.0.1:{http_port}")

@@ -1,4 +1,4 @@
-"""The faults of a chaos run: what is done to workers, routers, Redis and links, and how each comes back.
+"""The faults of a chaos run: what is done to workers, routers and Redis, and how each comes back.
 
 Faults overlap as chance has it, but one worker and one router are always left alone, and Redis has one
 trouble at a time: that is when a cluster has to answer. Now and then all workers are struck at once, and then
@@ -19,14 +19,15 @@ import redis
 from redis.exceptions import RedisError
 
 from kvhive.proto.errors import ClusterError
-from kvhive.scripts.bare_workers import BareWorker
-from kvhive.scripts.chaos_cluster import STOP_S, ChaosCluster, RouterProcess
 from kvhive.scripts.chaos_redis import RedisServer
 from kvhive.scripts.chaos_trouble import Trouble
+from kvhive.scripts.chaos_victims import Cluster, Router, Worker
 
 LONGEST_FREEZE_S = 8.0
 """Longer than a lease, so that some of the frozen are given up; most are back sooner."""
 LONGEST_ABSENCE_S = 2.0
+STOP_S = 20.0
+"""Who was told to end is killed after that."""
 MOST_AT_ONCE = 8
 REDIS = "redis"
 
@@ -43,9 +44,12 @@ class Fault:
 
 
 class Faults:
-    """Strikes a cluster. Everything random comes from one seed; how it falls together does not."""
+    """Strikes a cluster. Everything random comes from one seed; how it falls together does not.
 
-    def __init__(self, cluster: ChaosCluster, trouble: Trouble, seed: str) -> None:
+    What only some clusters have is struck by chaos_link_faults.py and chaos_ray_faults.py.
+    """
+
+    def __init__(self, cluster: Cluster, trouble: Trouble, seed: str) -> None:
         self._cluster = cluster
         self._trouble = trouble
         self._chance = random.Random(f"faults {seed}")
@@ -67,9 +71,6 @@ class Faults:
         ]
         if cluster.redis.watcher is not None:
             self.kinds.append(Fault("redis_failover", 1.5, lambda: self._at_redis(self._fail_redis_over)))
-        if cluster.network is not None:
-            self.kinds.append(Fault("link_cut", 4, lambda: self._at_worker(self._cut_link)))
-            self.kinds.append(Fault("link_slow", 2, lambda: self._at_worker(self._slow_link)))
 
     async def run(self, gap_s: float) -> None:
         """Strike again and again, `gap_s` apart on average, until cancelled; then see `heal`."""
@@ -104,23 +105,23 @@ class Faults:
 
     # Workers.
 
-    def _at_worker(self, how: Callable[[BareWorker], Doing]) -> Doing | None:
+    def _at_worker(self, how: Callable[[Worker], Doing]) -> Doing | None:
         whole = [w for w in self._cluster.workers if w.worker_id not in self._trouble.struck]
         return how(self._chance.choice(whole)) if len(whole) > 1 else None
 
-    async def _kill_worker(self, worker: BareWorker) -> None:
+    async def _kill_worker(self, worker: Worker) -> None:
         with self._trouble.striking("worker_kill", worker.worker_id):
             await asyncio.to_thread(worker.end)
             await asyncio.sleep(self._chance.uniform(0, LONGEST_ABSENCE_S))
             await asyncio.to_thread(worker.start)
 
-    async def _freeze_worker(self, worker: BareWorker) -> None:
+    async def _freeze_worker(self, worker: Worker) -> None:
         with self._trouble.striking("worker_freeze", worker.worker_id):
             worker.signal(signal.SIGSTOP)
             await asyncio.sleep(self._freeze_s())
             worker.signal(signal.SIGCONT)
 
-    async def _restart_worker(self, worker: BareWorker) -> None:
+    async def _restart_worker(self, worker: Worker) -> None:
         with self._trouble.striking("worker_restart", worker.worker_id):
             await asyncio.to_thread(worker.retire, STOP_S)
             await asyncio.to_thread(worker.start)
@@ -147,22 +148,22 @@ class Faults:
 
     # Routers.
 
-    def _at_router(self, how: Callable[[RouterProcess], Doing]) -> Doing | None:
+    def _at_router(self, how: Callable[[Router], Doing]) -> Doing | None:
         whole = [r for r in self._cluster.routers if r.name not in self._trouble.struck]
         return how(self._chance.choice(whole)) if len(whole) > 1 else None
 
-    async def _kill_router(self, router: RouterProcess) -> None:
+    async def _kill_router(self, router: Router) -> None:
         with self._trouble.striking("router_kill", router.name):
             await asyncio.to_thread(router.end)
             await asyncio.to_thread(router.start)
 
-    async def _freeze_router(self, router: RouterProcess) -> None:
+    async def _freeze_router(self, router: Router) -> None:
         with self._trouble.striking("router_freeze", router.name):
             router.signal(signal.SIGSTOP)
             await asyncio.sleep(self._freeze_s())
             router.signal(signal.SIGCONT)
 
-    async def _restart_router(self, router: RouterProcess) -> None:
+    async def _restart_router(self, router: Router) -> None:
         with self._trouble.striking("router_restart", router.name):
             await asyncio.to_thread(router.retire, STOP_S)
             await asyncio.to_thread(router.start)
@@ -200,35 +201,6 @@ class Faults:
         unsure = contextlib.suppress(redis.ResponseError)  # it does not know yet that the replica is well
         with self._trouble.striking("redis_failover", REDIS), unsure:
             await asyncio.to_thread(self._cluster.redis.fail_over)
-
-    # Links.
-
-    async def _cut_link(self, worker: BareWorker) -> None:
-        network, place = self._cluster.network, self._cluster.places[worker.worker_id]
-        assert network is not None
-        others = [p.address for w, p in self._cluster.places.items() if w != worker.worker_id]
-        servers = self._cluster.redis.addresses
-        everybody = [network.host, *servers, *others]
-        to = self._chance.choice(([network.host], servers, others, [self._chance.choice(others)], everybody))
-        with self._mended(worker, "link_cut"):
-            await asyncio.to_thread(network.cut, place, to)
-            await asyncio.sleep(self._freeze_s())
-
-    async def _slow_link(self, worker: BareWorker) -> None:
-        network, place = self._cluster.network, self._cluster.places[worker.worker_id]
-        assert network is not None
-        with self._mended(worker, "link_slow"):
-            await asyncio.to_thread(network.slow, place, self._chance.choice((64, 256, 1024)))
-            await asyncio.sleep(self._freeze_s())
-
-    @contextlib.contextmanager
-    def _mended(self, worker: BareWorker, fault: str) -> Any:
-        assert self._cluster.network is not None
-        with self._trouble.striking(fault, worker.worker_id):
-            try:
-                yield
-            finally:
-                self._cluster.network.mend(self._cluster.places[worker.worker_id])
 
     def _freeze_s(self) -> float:
         return min(LONGEST_FREEZE_S, 0.2 + self._chance.expovariate(0.5))

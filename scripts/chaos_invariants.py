@@ -16,9 +16,9 @@ from redis.exceptions import RedisError
 from kvhive.proto.block_hash import BlockKey, keys_digest
 from kvhive.proto.errors import ClusterError
 from kvhive.proto.index_schema import DATA_EXPIRY_LEASES, IndexKeys, WorkerRecord
-from kvhive.scripts.bare_workers import BareWorker
 from kvhive.scripts.chaos_client import OutsideClient
-from kvhive.scripts.chaos_cluster import CLUSTER, LEASE_S, ChaosCluster
+from kvhive.scripts.chaos_cluster import CLUSTER, LEASE_S
+from kvhive.scripts.chaos_victims import Cluster, Router, Worker
 
 QUIET_WITHIN_S = 90.0
 """How long it may take until all agree; what is wrong then is wrong for good."""
@@ -54,7 +54,7 @@ class Baseline:
 class Invariants:
     """Looks at a cluster that is at rest."""
 
-    def __init__(self, cluster: ChaosCluster, clients: Sequence[OutsideClient]) -> None:
+    def __init__(self, cluster: Cluster, clients: Sequence[OutsideClient]) -> None:
         self._cluster = cluster
         self._clients = clients
         self.baseline = Baseline()
@@ -85,14 +85,9 @@ class Invariants:
             await asyncio.sleep(_POLL_S)
 
     async def _look(self) -> list[str]:
-        gone = [worker.worker_id for worker in self._cluster.workers if not worker.alive]
-        gone += [router.name for router in self._cluster.routers if not router.alive]
-        if gone:
-            return [f"not running: {gone}"]
-        problems = []
-        strangers = await asyncio.to_thread(self._cluster.strangers)
-        if strangers:
-            problems.append(f"processes that nobody knows: {strangers}")
+        problems = await self._cluster.look()
+        if problems:
+            return problems
         audits = {}
         for worker in self._cluster.workers:
             status = await worker.status(audit=True)
@@ -103,7 +98,7 @@ class Invariants:
             problems += self._router_problems(router, await client.cluster(), audits, records)
         return problems
 
-    def _worker_problems(self, worker: BareWorker, status: Any) -> list[str]:
+    def _worker_problems(self, worker: Worker, status: Any) -> list[str]:
         name, audit = worker.worker_id, status.audit
         problems = []
         parts = status.blocks_live + status.blocks_cached + status.blocks_free
@@ -125,7 +120,7 @@ class Invariants:
         return problems + self._counts("worker", name, worker.pid, audit.tasks)
 
     def _router_problems(
-        self, router: Any, seen: Any, audits: dict[str, Any], records: dict[str, WorkerRecord]
+        self, router: Router, seen: Any, audits: dict[str, Any], records: dict[str, WorkerRecord]
     ) -> list[str]:
         name, audit = router.name, seen.audit
         problems = []

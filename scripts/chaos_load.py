@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from kvhive.scripts.chaos_awake import AwakeTime
 from kvhive.scripts.chaos_client import Ending, OutsideClient, backoff
 from kvhive.scripts.chaos_trouble import Trouble
 from kvhive.scripts.chaos_work import Transcript, Work, stopped
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 DEADLINE_S = 60.0
 """After this long a request has failed, however loaded the machine is."""
 HANG_S = 20.0
-"""Who has heard nothing for so long at the deadline has been forgotten; all others are late."""
+"""Who has heard nothing for so long at the deadline, while we listened, was forgotten; others are late."""
 DARK_S = 10.0
 """A request that begins so soon after a moment without any worker need not be answered."""
 LEARNED_AT_ONCE = 8
@@ -66,6 +67,8 @@ class Tally:
     refusals: Counter[str] = field(default_factory=Counter)
     """By the first words of what was said."""
     slowest_s: float = 0.0
+    stood_still_s: float = 0.0
+    """So long the machine had no time for this process, which was then deaf."""
     violation_count: int = 0
     violations: list[str] = field(default_factory=list)
 
@@ -89,6 +92,7 @@ class Load:
         self._chance = random.Random(f"load {seed}")
         self._expected: dict[int, Transcript] = {}
         self._in_flight: set[asyncio.Task[None]] = set()
+        self._awake = AwakeTime()
         self.tally = Tally()
 
     async def learn(self) -> None:
@@ -128,6 +132,11 @@ class Load:
         """Wait until all that was sent has ended, as all does by its deadline."""
         if self._in_flight:
             await asyncio.wait(self._in_flight)
+        self.tally.stood_still_s = round(self._awake.lost_s, 1)
+
+    async def keep_time(self) -> None:
+        """Count in how much of it this process runs, until cancelled."""
+        await self._awake.run()
 
     async def _one(self) -> None:
         work = self._chance.choice(self._work)
@@ -138,7 +147,7 @@ class Load:
         if manner is Manner.PATIENT:
             await self._patiently(work)
             return
-        client, seen = self._chance.choice(self._clients), Transcript(work)
+        client, seen = self._chance.choice(self._clients), Transcript(work, self._awake)
         mark = self._trouble.mark(client.name)
         if manner is Manner.PREWARM:
             ending, said = await client.prewarm(work, DEADLINE_S)
@@ -160,7 +169,7 @@ class Load:
             if attempt:
                 await asyncio.sleep(backoff(attempt, self._chance))
                 client = self._clients[(self._clients.index(client) + 1) % len(self._clients)]
-            mark, seen = self._trouble.mark(client.name), Transcript(work)
+            mark, seen = self._trouble.mark(client.name), Transcript(work, self._awake)
             result = await client.ask(work, left, seen)
             self._judge(work, client, mark, result, seen)
             answered = result[0] is Ending.ANSWERED

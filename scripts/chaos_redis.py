@@ -61,7 +61,9 @@ class RedisServer:
         self._folder.mkdir(parents=True, exist_ok=True)
         config = self._folder / "redis.conf"
         own = ("save ''", "appendonly no", "protected-mode no", "repl-diskless-sync-delay 0", *self._lines)
-        config.write_text("\n".join((f"bind {self.host}", f"port {self.port}", f"dir {self._folder}", *own)))
+        lines = (f"bind {self.host}", f"port {self.port}", f"dir {self._folder}", *own)
+        if not config.exists():  # else a sentinel has written there who follows whom by now
+            config.write_text("\n".join(lines) + "\n")
         command = [find_server(), str(config), *(["--sentinel"] if self.sentinel else [])]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,26 +102,27 @@ class ChoiceSeen:
 class Transcript:
     """What one attempt brought, piece by piece. What can never be right is noted at once in `problems`."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, clock: Callable[[], float] = time.monotonic) -> None:
         self.work = work
+        self._clock = clock
         self.choices = [ChoiceSeen() for _ in range(work.n)]
         self.usages: list[tuple[int, int]] = []
         """(prompt tokens, completion tokens) of each usage that came."""
         self.problems: list[str] = []
         self.worker = ""
         """Who was named at its beginning, where that is told."""
-        self.began = self.heard = time.monotonic()
+        self.began = self.heard = clock()
 
     @property
     def silent_s(self) -> float:
         """Seconds since there was news, or since it began."""
-        return time.monotonic() - self.heard
+        return self._clock() - self.heard
 
     @property
     def progress(self) -> str:
         """How far it has come, for who wonders why it has not ended."""
         tokens = [len(seen.tokens) for seen in self.choices]
-        began = f"{time.monotonic() - self.began:.1f} s ago, first at {self.worker or 'nobody'}"
+        began = f"{self._clock() - self.began:.1f} s ago, first at {self.worker or 'nobody'}"
         return f"begun {began}; tokens {tokens}, silent for {self.silent_s:.1f} s"
 
     def delta(self, choice: int, text: str, tokens: Sequence[int] = (), logprobs: int = 0) -> None:
@@ -132,7 +133,7 @@ class Transcript:
         seen = self.choices[choice]
         if seen.reason:
             self.problems.append(f"choice {choice} goes on after its end")
-        self.heard = time.monotonic()
+        self.heard = self._clock()
         seen.text += text
         seen.tokens += tokens
         seen.logprobs += logprobs

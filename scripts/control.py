@@ -81,19 +81,26 @@ async def _run(spec: ControllerSpec) -> None:
     config = parse_config(spec.config)
     memory = await asyncio.to_thread(_remember, spec, config)
     async with _controller(spec, config, memory) as controller:
-        server = await serve_control(Path(spec.runtime_dir), answers(controller))
-        failed = 0
-        while not stop.is_set():
-            try:
-                await controller.step()
-                failed = 0
-            except Exception:  # this process' outermost edge: a step that fails is tried again, some times
-                failed += 1
-                log.exception("a step failed for the %d. time", failed)
-                if failed >= MAX_FAILED_STEPS:
-                    raise
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), STEP_S)
+        await control(controller, Path(spec.runtime_dir), stop)
+
+
+async def control(controller: Controller, runtime_dir: Path, stop: asyncio.Event) -> None:
+    """Step until told to stop; answer from when the first step has seen which workers there are."""
+    failed, server = 0, None
+    while not stop.is_set():
+        try:
+            await controller.step()
+            failed = 0
+        except Exception:  # this process' outermost edge: a step that fails is tried again, some times
+            failed += 1
+            log.exception("a step failed for the %d. time", failed)
+            if failed >= MAX_FAILED_STEPS:
+                raise
+        else:
+            server = server or await serve_control(runtime_dir, answers(controller))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), STEP_S)
+    if server is not None:
         server.close()
 
 

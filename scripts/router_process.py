@@ -27,7 +27,9 @@ _ROUTABLE_TIMEOUT_S = 30.0
 _POLL_S = 0.1
 READY_FILE = "ready.json"
 """In the runtime directory: where the router listens."""
-_SPEC, _LOG = "router.json", "router.log"
+SPEC_FILE = "router.json"
+"""... and what it is told."""
+_LOG = "router.log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +86,12 @@ class ReadyRouter:
 
 def launch_router(runtime_dir: Path) -> subprocess.Popen[bytes]:
     """Start a router of the spec in a runtime directory, and wait for nothing."""
-    return launch_module("kvhive.scripts.serve", str(runtime_dir / _SPEC), log=runtime_dir / _LOG)
+    return launch_module("kvhive.scripts.serve", str(runtime_dir / SPEC_FILE), log=runtime_dir / _LOG)
 
 
 def keep_ports(runtime_dir: Path, grpc: str, http: str) -> None:
     """Let the next router of a runtime directory have the ports that clients know."""
-    path = runtime_dir / _SPEC
+    path = runtime_dir / SPEC_FILE
     spec = RouterSpec.load(path)
     ports = {"grpc_port": _port(grpc), "http_port": _port(http)}
     router = {**spec.config["router"], **ports}
@@ -104,7 +106,7 @@ class StartingRouter:
     ) -> None:
         """Start it; `started` gets the process at once."""
         self._ready, self._log = Path(spec.ready_file), runtime_dir / _LOG
-        spec.save(runtime_dir / _SPEC)
+        spec.save(runtime_dir / SPEC_FILE)
         self._process = launch_router(runtime_dir)
         started(identify(self._process.pid))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -11,6 +12,7 @@ from kvhive.scripts import chaos, chaos_invariants, private_network
 from kvhive.scripts.chaos_cluster import ClusterSize
 from kvhive.scripts.chaos_invariants import Baseline
 from kvhive.scripts.chaos_load import Tally
+from kvhive.scripts.chaos_redis import RedisServer
 from kvhive.scripts.chaos_trouble import Trouble
 from kvhive.scripts.chaos_work import Transcript, make_work, stopped
 
@@ -120,3 +122,23 @@ def test_options_out_of_range_are_refused_by_name() -> None:
     refused = CliRunner().invoke(chaos.main, ["--workers", "1"])
     assert refused.exit_code == 2
     assert "--workers" in refused.output and "2<=x<=16" in refused.output
+
+
+def test_a_redis_that_was_made_master_comes_back_as_one(tmp_path: Path) -> None:
+    """Or two servers would follow each other, and no sentinel could help: a fault that nobody meant."""
+    first = RedisServer(tmp_path / "first", "127.0.0.1", None)
+    second = RedisServer(tmp_path / "second", "127.0.0.1", None, (f"replicaof 127.0.0.1 {first.port}",))
+    try:
+        first.start()
+        second.start()
+        with second.client() as client:
+            assert client.execute_command("ROLE")[0] == b"slave"
+            client.execute_command("REPLICAOF", "NO", "ONE")  # as a sentinel does
+            client.config_rewrite()
+        second.end()
+        second.start()
+        with second.client() as client:
+            assert client.execute_command("ROLE")[0] == b"master"
+    finally:
+        first.end()
+        second.end()
