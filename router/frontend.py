@@ -60,7 +60,7 @@ class Usage:
 
     @property
     def read_tokens(self) -> int:
-        """Prompt tokens that this request got from a cache, its worker's or another's, and computed nothing for."""
+        """Prompt tokens that came from a cache, the worker's own or another's: nothing was computed for them."""
         return self.cached_tokens + self.pulled_tokens
 
 
