@@ -18,6 +18,8 @@ from kvhive.proto.errors import KvhiveError, Unavailable
 SEND_TIMEOUT_S = 60.0
 """A client that takes nothing for this long, and at most a quarter more, is gone: its stream must not hold a
 worker for ever."""
+WATCH_AFTER_S = 0.05
+"""From when on a response is watched for a client that goes: most short ones are over by then."""
 FAREWELL_S = 1.0
 """Longest the last words of a cancelled response may take."""
 
@@ -48,24 +50,18 @@ class HttpExchange(Response, ABC):
         answering = asyncio.current_task()
         assert answering is not None
         watched = _WatchedSend(send, answering.cancel)
-        gone = asyncio.create_task(_disconnected(receive))
-
-        def stop(_: asyncio.Task[None]) -> None:
-            answering.cancel()
-
-        gone.add_done_callback(stop)
+        client = _WatchedClient(receive, answering.cancel)
         try:
             await self.answer(scope, receive, watched)
         except asyncio.CancelledError:
-            if not (gone.done() or watched.stalled):
+            if not (client.gone or watched.stalled):
                 # The server does so, after the grace of its shutdown; it expects no more of this task.
                 await self._farewell(scope, receive, send)
             elif watched.stalled:
                 self._gave_up()
         finally:
             watched.close()
-            gone.remove_done_callback(stop)
-            gone.cancel()
+            client.close()
 
     async def open_stream(self, send: Send, headers: Mapping[str, str]) -> None:
         """Send the head of a stream of events."""
@@ -123,6 +119,28 @@ class _WatchedSend:
         self._timer.cancel()
 
 
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+class _WatchedClient:
+    """Says when the client has gone."""
+
+    def __init__(self, receive: Receive, give_up: Callable[[], object]) -> None:
+        self._receive = receive
+        self._give_up = give_up
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(WATCH_AFTER_S, self._watch)
+        self._watching: asyncio.Task[None] | None = None
+        self.gone = False
+
+    def close(self) -> None:
+        """Watch no more."""
+        self._timer.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
+
+    def _watch(self) -> None:
+        self._watching = self._loop.create_task(self._wait())
+
+    async def _wait(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+        self._give_up()

@@ -26,14 +26,16 @@ async def beating(send: Send, beat: bytes) -> AsyncIterator[Send]:
 
 
 class _Heart:
-    """Between a stream and its `send`: no timer for each token."""
+    """Between a stream and its `send`: no timer for each token, and no task before there is a beat."""
 
     def __init__(self, send: Send, beat: bytes) -> None:
         self._send = send
         self._beat = beat
         self._sending = False
         self._sent = False
-        self._task = asyncio.create_task(self._run())
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(BEAT_S, self._look)
+        self._beating: asyncio.Task[None] | None = None
 
     async def __call__(self, message: Any) -> None:
         self._sending = self._sent = True
@@ -42,13 +44,14 @@ class _Heart:
 
     async def stop(self) -> None:
         """Beat no more."""
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        self._timer.cancel()
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.gather(self._beating, return_exceptions=True)
 
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(BEAT_S)
-            if not (self._sent or self._sending):  # who takes nothing needs no more of it
-                await write(self._send, self._beat)
-            self._sent = False
+    def _look(self) -> None:
+        # Who takes nothing needs no more of it.
+        if not (self._sent or self._sending or (self._beating is not None and not self._beating.done())):
+            self._beating = self._loop.create_task(write(self._send, self._beat))
+        self._sent = False
+        self._timer = self._loop.call_later(BEAT_S, self._look)

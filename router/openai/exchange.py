@@ -131,12 +131,13 @@ class CompletionExchange(HttpExchange):
         news = NewsEvents(shape, extra)
         async for event in events:
             match event:
-                case Delta(text, _, index) if event.tool_calls:
-                    entries = logprob_entries(event, self._frontend.token_piece)
-                    await write(send, sse_event(shape.calls(index, event.tool_calls, text, entries) | extra))
-                case Delta(text, ids, index) if text or event.logprobs or (ids and shape.every_token):
-                    entries = logprob_entries(event, self._frontend.token_piece)
-                    await write(send, news.event(index, text, entries))
+                case Delta(text, ids, index):
+                    entries = logprob_entries(event, self._frontend.token_piece) if event.logprobs else ()
+                    if event.tool_calls:
+                        calls = shape.calls(index, event.tool_calls, text, entries)
+                        await write(send, sse_event(calls | extra))
+                    elif text or entries or (ids and shape.every_token):
+                        await write(send, news.event(index, text, entries))
                 case Finished(reason, usage, index):
                     last = sse_event(shape.end(index, reason) | extra)
                     if usage is None:
