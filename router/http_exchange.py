@@ -31,10 +31,12 @@ class HttpExchange(Response, ABC):
         """Prepare; `gave_up` is called when its reader takes nothing for too long."""
         self._gave_up = gave_up
         self._streaming = False
+        self.begun = False
+        """Whether anything of the response was sent."""
         self.background = None
 
     @abstractmethod
-    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, scope: Scope, receive: Receive, send: WatchedSend) -> None:
         """Generate and send the whole response. Cancelled when the client is gone."""
 
     @abstractmethod
@@ -49,7 +51,7 @@ class HttpExchange(Response, ABC):
         """Answer until the end or until the client is gone, whichever comes first."""
         answering = asyncio.current_task()
         assert answering is not None
-        watched = _WatchedSend(send, answering.cancel)
+        watched = WatchedSend(send, answering.cancel)
         client = _WatchedClient(receive, answering.cancel)
         try:
             await self.answer(scope, receive, watched)
@@ -60,6 +62,7 @@ class HttpExchange(Response, ABC):
             elif watched.stalled:
                 self._gave_up()
         finally:
+            self.begun = watched.sent > 0
             watched.close()
             client.close()
 
@@ -88,7 +91,7 @@ async def write(send: Send, data: bytes, more: bool = True) -> None:
     await send({"type": "http.response.body", "body": data, "more_body": more})
 
 
-class _WatchedSend:
+class WatchedSend:
     """A `send` that says when the client has been taking nothing for too long: no timer for each token."""
 
     def __init__(self, send: Send, give_up: Callable[[], object]) -> None:
@@ -97,11 +100,20 @@ class _WatchedSend:
         self._loop = asyncio.get_running_loop()
         self._since: float | None = None
         self._timer = self._loop.call_later(SEND_TIMEOUT_S / 4, self._look)
+        self.sent = 0
+        """Messages, with the one that is being sent."""
 
     async def __call__(self, message: Any) -> None:
+        """Send a message; see ASGI."""
+        self.sent += 1
         self._since = self._loop.time()
         await self._send(message)
         self._since = None
+
+    @property
+    def sending(self) -> bool:
+        """Whether something is being sent now."""
+        return self._since is not None
 
     @property
     def stalled(self) -> bool:
