@@ -11,13 +11,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvhive.router.anthropic import errors as anthropic_errors
 from kvhive.router.anthropic.api import AnthropicDoor, is_asked_by
 from kvhive.router.frontend import TokenizingFrontend
 from kvhive.router.http_body import Bodies
 from kvhive.router.http_door import Endpoint, HttpDoor
+from kvhive.router.http_exchange import HttpExchange
 from kvhive.router.openai.api import OpenAIDoor
 from kvhive.router.openai.response import error_body
 
@@ -94,19 +95,12 @@ class _ShortWay:
         if endpoint is None:
             await self._everything(scope, receive, send)
             return
-        started = False
-
-        async def noted(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        request = Request(scope, receive)
+        request, response = Request(scope, receive), None
         try:
             response = await endpoint(request)
-            await response(scope, receive, noted)
+            await response(scope, receive, send)
         except Exception as error:  # as Starlette does: answered while that is possible, logged by the server
-            if not started:
+            if response is None or (isinstance(response, HttpExchange) and not response.begun):
                 await (await _internal_error(request, error))(scope, receive, send)
             raise
 

@@ -135,8 +135,8 @@ class HeadWithBody:
 
     Each write is a system call of ours, and wakes the client. A head that nothing follows, as in answer to
     HEAD, goes at the end of the loop's turn. A stream of events begins with what its client knows anyway, so
-    that goes with the first event and the rest of that one's turn, if it comes within BEGINNING_S: the worker
-    is asked before anything is written, and a short answer is one write.
+    that goes with the first event that comes later, if it comes within BEGINNING_S: the worker is asked
+    before anything is written.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -163,11 +163,9 @@ class HeadWithBody:
             self._transport.write(data)
         else:
             self._held += data
-            if not self._streams or len(self._held) > MAX_BEGINNING_BYTES:
+            first = not self._streams or self._waiting is not None
+            if first or len(self._held) > MAX_BEGINNING_BYTES:
                 self._send_held()
-            elif self._waiting is not None:  # this is the first event
-                self._wait_no_more()
-                self._loop.call_soon(self._send_held)
 
     def close(self) -> None:
         """Close, having sent what was written."""
@@ -181,12 +179,9 @@ class HeadWithBody:
             self._waiting = self._loop.call_later(BEGINNING_S, self._send_held)
 
     def _send_held(self) -> None:
-        self._wait_no_more()
-        held, self._held = self._held, b""
-        if held:
-            self._transport.write(held)
-
-    def _wait_no_more(self) -> None:
         if self._waiting is not None:
             self._waiting.cancel()
             self._waiting = None
+        held, self._held = self._held, b""
+        if held:
+            self._transport.write(held)
