@@ -24,7 +24,7 @@ import grpc
 
 from kvhive.proto.v1 import inference_pb2_grpc
 from kvhive.scripts.bench_proxy_rig import running_rig
-from kvhive.scripts.fuzz_grpc import left
+from kvhive.scripts.fuzz_grpc import MAX_CONTEXT, left
 
 CHECKS = (
     "not_a_server_error",
@@ -35,8 +35,6 @@ CHECKS = (
     "unsupported_method",
 )
 """Not that all is accepted which the document allows: it cannot say what fits into a context together."""
-MAX_CONTEXT = 512
-"""Of the simulated model: who names no max_tokens is not to wait for thousands."""
 REQUEST_TIMEOUT_S = 60
 """A request that takes longer hangs."""
 
