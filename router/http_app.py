@@ -21,6 +21,7 @@ from kvhive.router.http_door import Endpoint, HttpDoor
 from kvhive.router.http_exchange import HttpExchange
 from kvhive.router.openai.api import OpenAIDoor
 from kvhive.router.openai.response import error_body
+from kvhive.router.openapi import openapi_document
 
 DEFAULT_MAX_BODY_BYTES = 16 * 1024 * 1024
 
@@ -53,7 +54,7 @@ def create_app(
 
 
 class _OperatorDoor:
-    """What whoever runs the cluster asks."""
+    """What whoever runs the cluster asks, and what is of both dialects."""
 
     def __init__(self, frontend: TokenizingFrontend, registry: CollectorRegistry) -> None:
         self._frontend = frontend
@@ -66,6 +67,7 @@ class _OperatorDoor:
             Route("/health", self.health),  # as vLLM calls it, and what measures servers asks first
             Route("/readyz", self.readiness),
             Route("/metrics", self.metrics),
+            Route("/openapi.json", self.describe),
         ]
 
     async def health(self, request: Request) -> Response:
@@ -76,6 +78,10 @@ class _OperatorDoor:
         """GET /readyz: a request sent now would find a worker."""
         ready = self._frontend.ready()
         return PlainTextResponse("ready" if ready else "no worker is serving", 200 if ready else 503)
+
+    async def describe(self, request: Request) -> Response:
+        """GET /openapi.json."""
+        return JSONResponse(openapi_document(self._frontend.models()[0]))
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics, in Prometheus' text format."""

@@ -151,7 +151,8 @@ async def grpc_crowds(http: str, target: str) -> None:
 
     async def call(crowd: bytes) -> None:
         async with grpc.aio.insecure_channel(target, [("grpc.use_local_subchannel_pool", 1)]) as channel:
-            await channel.unary_stream("/kvhive.v1.Inference/Generate")(crowd, timeout=5).read()
+            generate: Any = channel.unary_stream("/kvhive.v1.Inference/Generate")
+            await generate(crowd, timeout=5).read()
 
     await _many(2, *(lambda crowd=crowd: call(crowd) for crowd in crowds))
 
