@@ -12,8 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-import torch
-
 from kvhive.proto.block_hash import BlockHash
 
 STRAIGHT_BYTES = 256 * 1024
@@ -64,11 +62,10 @@ class Cargo:
             return self.chunks
         return [Parcel(each.chunk, [part]) for each in self.chunks for part in each.parts]
 
-    def seal(self, chunk: range) -> torch.Tensor:
+    def seal(self, chunk: range) -> bytes:
         """Return the digest that comes after a chunk: of the nonce, its place and its blocks' hashes."""
         hashes = self.hashes[chunk.start : chunk.stop]
-        digest = hashlib.sha256(b"".join([self.nonce, chunk.start.to_bytes(8, "little"), *hashes]))
-        return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
+        return hashlib.sha256(b"".join([self.nonce, chunk.start.to_bytes(8, "little"), *hashes])).digest()
 
     def row(self, part: range) -> bool:
         """Whether a message's blocks lie in a row in this side's pool."""

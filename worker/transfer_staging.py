@@ -50,7 +50,7 @@ class Staging:
 
     def load(self, cargo: Cargo) -> Loading:
         """Make ready for one transfer."""
-        straight = self._device.type == "cpu" and cargo.in_rows
+        straight = self._stream is None and cargo.in_rows
         if not straight and not self._buffers:
             shape = (STAGED_DEPTH, *self._shape)  # one piece of memory, for the sake of huge pages
             self._buffers = list(torch.empty(shape, dtype=torch.uint8, device=self._device))
@@ -109,7 +109,7 @@ class Straight:
     def outgoing(self, slot: int, parts: Sequence[range]) -> list[torch.Tensor]:
         """Return the messages of a parcel."""
         firsts = [self._blocks[part.start] for part in parts]
-        return [self._pool.narrow(0, first, len(part)) for first, part in zip(firsts, parts, strict=True)]
+        return [self._pool[first : first + len(part)] for first, part in zip(firsts, parts, strict=True)]
 
     incoming = outgoing
 

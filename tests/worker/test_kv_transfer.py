@@ -65,6 +65,28 @@ async def test_a_salt_is_kept() -> None:
         await at_rest(a, b)
 
 
+async def test_an_adapter_s_blocks_are_not_the_base_model_s() -> None:
+    """Faults 12 and 20: the adapter is in every hash that is asked for, and no salt is like it."""
+    async with pair() as (a, b):
+        prompt = prompt_of(5, 41)
+        await ask(a, "base", prompt)
+        await ask(a, "salt", prompt, cache_salt="acme")
+        spaces = [
+            namespace_extras(adapter=b"acme"),
+            namespace_extras("acme", b"acme"),
+            namespace_extras("acme"),
+        ]
+        chains = [
+            worker_pb2.Chain(hashes=b"".join(hash_chain(ROOT, prompt, 4, space))) for space in [*spaces, b""]
+        ]
+        target = worker_pb2.BlockSource(worker_id="b", address=b.address, epoch=1)
+        request = worker_pb2.CopyChainsRequest(worker_id="a", target=target, chains=chains)
+        answers = {c.chain: (c.blocks, c.error) async for c in a.stub.CopyChains(request, metadata=METADATA)}
+        assert answers == {0: (0, "short"), 1: (0, "short"), 2: (10, ""), 3: (10, "")}
+        assert a.engine.desk.sent_blocks == 20
+        await at_rest(a, b)
+
+
 @pytest.mark.parametrize(
     "identity",
     [
