@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -26,7 +27,7 @@ from kvhive.proto.errors import ClusterError
 from kvhive.scripts import private_network
 from kvhive.scripts.chaos_client import OutsideClient
 from kvhive.scripts.chaos_cluster import MODEL, ClusterSize, chaos_cluster
-from kvhive.scripts.chaos_faults import Faults
+from kvhive.scripts.chaos_faults import MOST_AT_ONCE, Faults
 from kvhive.scripts.chaos_invariants import Invariants
 from kvhive.scripts.chaos_link_faults import LinkFaults
 from kvhive.scripts.chaos_load import Load, Tally
@@ -41,6 +42,7 @@ EPISODE_S = 120.0
 """Load and faults for so long, and then a look at what is left while all is quiet."""
 GAP_S, RAY_GAP_S = 1.2, 6.0
 """Between two faults: what Ray starts again takes seconds."""
+MOST_THREADS = 4 * MOST_AT_ONCE
 MOST_VIOLATING_EPISODES = 5
 """After so many in which something was wrong, a run ends: more would say the same."""
 
@@ -82,6 +84,8 @@ class ChaosRun:
         Raises ClusterError, or RuntimeError where things are wrong without any fault.
         """
         loop, began = asyncio.get_running_loop(), time.monotonic()
+        # Faults wait in threads, and connections look up addresses there: neither may wait for the other.
+        loop.set_default_executor(ThreadPoolExecutor(MOST_THREADS))
 
         def told_to_stop(number: signal.Signals) -> None:
             self._told_to_stop.set()

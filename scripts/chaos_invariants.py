@@ -19,12 +19,16 @@ from kvhive.proto.index_schema import DATA_EXPIRY_LEASES, IndexKeys, WorkerRecor
 from kvhive.scripts.chaos_client import OutsideClient
 from kvhive.scripts.chaos_cluster import CLUSTER, LEASE_S
 from kvhive.scripts.chaos_victims import Cluster, Router, Worker
+from kvhive.worker.transfer_lanes import MAX_LANES
 
 QUIET_WITHIN_S = 90.0
 """How long it may take until all agree; what is wrong then is wrong for good."""
 _POLL_S = 0.5
 SPARE_SOCKETS = 24
-"""File descriptors that a process may have beyond what it had at first: connections to peers it met since."""
+"""File descriptors that a process may have beyond what it had at first, for what is made at first use ..."""
+SOCKETS_A_PEER = 8
+"""... and a worker for each other one that it ever met: lanes both ways and a connection to ask by. Those of
+the last MAX_LANES peers are kept; a leak grows beyond that."""
 SPARE_TASKS = 8
 
 
@@ -41,10 +45,10 @@ class Baseline:
         self.sockets[kind] = max(sockets, self.sockets.get(kind, 0))
         self.tasks[kind] = max(tasks, self.tasks.get(kind, 0))
 
-    def problems(self, kind: str, name: str, sockets: int, tasks: int) -> list[str]:
-        """Say what a process has too much of."""
+    def problems(self, kind: str, name: str, sockets: int, tasks: int, peers: int = 0) -> list[str]:
+        """Say what a process has too much of that may have met so many peers."""
         found = []
-        if sockets > self.sockets[kind] + SPARE_SOCKETS:
+        if sockets > self.sockets[kind] + SPARE_SOCKETS + SOCKETS_A_PEER * min(peers, MAX_LANES):
             found.append(f"{name} has {sockets} file descriptors, at first {self.sockets[kind]}")
         if tasks > self.tasks[kind] + SPARE_TASKS:
             found.append(f"{name} has {tasks} tasks, at first {self.tasks[kind]}")
@@ -117,7 +121,11 @@ class Invariants:
         problems += [f"{name} has {count} {what}" for what, count in held.items() if count]
         if audit.sessions > len(self._cluster.routers):
             problems.append(f"{name} has {audit.sessions} sessions")
-        return problems + self._counts("worker", name, worker.pid, audit.tasks)
+        return problems + self._counts("worker", name, worker.pid, audit.tasks, self._peers())
+
+    def _peers(self) -> int:
+        """How many others there may have been: ids are numbered, and none is used twice."""
+        return max(int(worker.worker_id.lstrip("w")) for worker in self._cluster.workers) - 1
 
     def _router_problems(
         self, router: Router, seen: Any, audits: dict[str, Any], records: dict[str, WorkerRecord]
@@ -141,11 +149,11 @@ class Invariants:
             problems.append(f"{name} has not heard of the index for {seen.index.staleness_s:.1f} s")
         return problems + self._counts("router", name, router.pid, audit.tasks)
 
-    def _counts(self, kind: str, name: str, pid: int, tasks: int) -> list[str]:
+    def _counts(self, kind: str, name: str, pid: int, tasks: int, peers: int = 0) -> list[str]:
         sockets = _sockets(pid)
         for what, count in ((f"{kind} file descriptors", sockets), (f"{kind} tasks", tasks)):
             self.most[what] = max(count, self.most.get(what, 0))
-        return self.baseline.problems(kind, name, sockets, tasks)
+        return self.baseline.problems(kind, name, sockets, tasks, peers)
 
     def _redis_problems(self, audits: dict[str, Any], problems: list[str]) -> dict[str, WorkerRecord]:
         """Compare what is in Redis with the workers; return their records. Adds to `problems`."""

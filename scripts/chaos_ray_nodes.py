@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,8 @@ _FIRST_HOST = 11
 """127.0.1.11 and on: the lower ones are the head's and the autoscaler's."""
 _START_TIMEOUT_S = 180.0
 _ATTEMPTS = 3
+_KILL_WAIT_S = 5.0
+"""Only the kernel is left to wait for."""
 _OBJECT_STORE_BYTES = 80_000_000
 
 
@@ -61,7 +64,7 @@ class Node:
 
     def lose(self) -> None:
         """End all of it at once, as a machine that loses its power."""
-        end_processes(self.processes, 0.0)
+        kill(self.processes)
         self.process.wait()
 
     def lose_raylet(self) -> None:
@@ -143,6 +146,15 @@ class RayNodes:
                 return True
             time.sleep(0.1)
         return False
+
+
+def kill(processes: Callable[[], list[ProcessId]]) -> None:
+    """Kill processes, without the SIGTERM by which an actor ends for good; asks again until none is left."""
+    deadline = time.monotonic() + _KILL_WAIT_S
+    while (left := processes()) and time.monotonic() < deadline:
+        for process in left:
+            send_signal(process, signal.SIGKILL)
+        time.sleep(0.01)
 
 
 def is_raylet(pid: int) -> bool:

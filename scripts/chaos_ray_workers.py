@@ -20,7 +20,8 @@ from kvhive.proto.errors import ClusterError
 from kvhive.proto.transport import CLUSTER_TOKEN_KEY
 from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.proto.v1 import inference_pb2_grpc, worker_pb2, worker_pb2_grpc
-from kvhive.scripts.owned_processes import ProcessId, end_processes, processes_of, send_signal
+from kvhive.scripts.chaos_ray_nodes import kill
+from kvhive.scripts.owned_processes import ProcessId, is_alive, processes_of, send_signal
 from kvhive.worker.actor import WORKER_VARIABLE
 
 BACK_WITHIN_S = 150.0
@@ -120,10 +121,10 @@ class ActorWorker:
     def end(self) -> None:
         """Kill its process, and see it end."""
         process = self.process
-        end_processes(lambda: [process] if process else [], 0.0)
+        kill(lambda: [process] if is_alive(process) and process else [])
 
     def retire(self, within_s: float) -> None:
-        """Let its process end as an actor's does that was told to."""
+        """Tell its process to end: for Ray it has then ended for good, and the controller makes another."""
         self.signal(signal.SIGTERM)
         time.sleep(min(1.0, within_s))
         self.end()

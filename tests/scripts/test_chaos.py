@@ -15,6 +15,7 @@ from kvhive.scripts.chaos_load import Tally
 from kvhive.scripts.chaos_redis import RedisServer
 from kvhive.scripts.chaos_trouble import Trouble
 from kvhive.scripts.chaos_work import Transcript, make_work, stopped
+from kvhive.worker.transfer_lanes import MAX_LANES
 
 
 @pytest.mark.timeout(400)
@@ -109,6 +110,9 @@ def test_growth_beyond_the_baseline_is_a_leak() -> None:
         f"w1 has {41 + spare} file descriptors, at first 40",
         "w1 has 50 tasks, at first 5",
     ]
+    met = chaos_invariants.SOCKETS_A_PEER * MAX_LANES
+    assert baseline.problems("worker", "w1", 40 + spare + met, 5, peers=99) == []
+    assert len(baseline.problems("worker", "w1", 41 + spare + met, 5, peers=99)) == 1
 
 
 def test_violations_are_all_counted_and_some_kept() -> None:
