@@ -60,7 +60,7 @@ class Usage:
 
     @property
     def read_tokens(self) -> int:
-        """Prompt tokens that came from a cache, the worker's own or another's: nothing was computed for them."""
+        """Prompt tokens that came from a cache, the worker's own or another's, and were not computed."""
         return self.cached_tokens + self.pulled_tokens
 
 
