@@ -1,7 +1,7 @@
 """Real clusters, as `kvhive up` brings them up. A start takes half a minute, so what can be shared is.
 
-One on the demo model is for all that ask, and in the end for a look at how it goes; one behind keys, on a tiny
-model, is for what needs those, and then for what takes a cluster apart.
+One on the demo model is for all that ask, and in the end for a look at how it goes; one behind keys, on a
+tiny model, is for what needs those, and then for what takes a cluster apart.
 """
 
 import contextlib
