@@ -21,6 +21,18 @@ from redis_fixtures import index_redis, own_redis, redis_server
 __all__ = ["demo_gguf", "hf_model", "hf_tokenizer", "index_redis", "own_redis", "redis_server"]
 
 
+LONGEST = {
+    *("test_bench_proxy.py", "test_chaos.py", "test_failover.py"),
+    *("test_pool_accounting.py", "test_soak_transfer.py", "test_torch_runner.py"),
+}
+"""Of those who need no cluster: each a quarter of a minute or more."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest first: two that share the tests, file by file, are to end at the same time."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Thousands of tests, and what they import, stay to the end: a look for cycles there takes a second."""
