@@ -86,6 +86,9 @@ def bring_up(config: ClusterConfig, folder: StateFolder, report: Progress, ray_a
         check_redis(config.redis.url, config.redis.timeout_s)
     if ray_address and config.workers.host == "node" and not config.redis.url:
         raise ConfigError("redis.url: workers on other machines need a Redis that they can reach")
+    if ray_address:
+        report("ray", f"attaching to {ray_address}")
+        check_answers(ray_address)  # said now, and not by a controller that has imported everything first
     with _runtime_dir() as runtime_dir:
         token = secrets.token_hex(32)
         state = ClusterState(config.cluster, str(runtime_dir), token, to_mapping(config))
@@ -127,8 +130,6 @@ def _runtime_dir() -> Iterator[Path]:
 
 def _start_ray(start: Start, address: str) -> None:
     if address:
-        start.report("ray", f"attaching to {address}")
-        check_answers(address)  # said now, and not by a controller that has imported everything first
         start.note(ray=RaySession(address))
         return
     start.report("ray", "starting a local head")
