@@ -59,7 +59,7 @@ def asked(name: str, schema: Any) -> list[Sequence]:
 
 
 def as_ecma(schema: Any) -> Any:
-    """Return it for a judge to whom letters and digits are more than those of ASCII, as they are not there."""
+    """Return it for a judge to whom letters and digits are more than ASCII has, which they are not there."""
     if isinstance(schema, list):
         return list(map(as_ecma, schema))
     if not isinstance(schema, dict):
