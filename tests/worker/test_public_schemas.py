@@ -58,9 +58,26 @@ def asked(name: str, schema: Any) -> list[Sequence]:
     ]
 
 
-def valid(schema: Any, text: str) -> bool:
+def as_ecma(schema: Any) -> Any:
+    """Return it for a judge to whom letters and digits are more than ASCII has, which they are not there."""
+    if isinstance(schema, list):
+        return list(map(as_ecma, schema))
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: f"(?a){held}" if key == "pattern" and re.search(r"\\[wd]", str(held), re.I) else as_ecma(held)
+        for key, held in schema.items()
+    }
+
+
+def verdict(schema: Any, text: str) -> str:
+    """Return what the judge says, who knows no pattern that Python's `re` does not."""
     kind = jsonschema.Draft202012Validator
-    return kind(schema, format_checker=kind.FORMAT_CHECKER).is_valid(json.loads(text))
+    try:
+        right = kind(as_ecma(schema), format_checker=kind.FORMAT_CHECKER).is_valid(json.loads(text))
+    except re.error:
+        return "not judged"
+    return "valid" if right else "invalid"
 
 
 @pytest.mark.timeout(7200)
@@ -85,8 +102,9 @@ def test_each_is_refused_by_name_or_its_answers_are_valid(tmp_path: Path) -> Non
         for seq, tokens in zip(group, answers, strict=True):
             schema = taken[seq.request_id.rpartition("/")[0]]
             reason = engine.sequences[seq.request_id].finish_reason
-            counts[str(reason)] += 1
-            if reason is FinishReason.STOP and not valid(schema, spoken(tokens)):
+            ended = verdict(schema, spoken(tokens)) if reason is FinishReason.STOP else f"cut: {reason}"
+            counts[ended] += 1
+            if ended == "invalid":
                 wrong.append(f"{seq.request_id}: {json.dumps(schema)} wrote {spoken(tokens)}")
         for draft in ("ngram", "draft"):
             again = RealEngine(target, 500, 128, draft, draft_model).run(*group)
