@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from kvhive.scripts.chaos_awake import AwakeTime
 from kvhive.scripts.chaos_client import Ending, OutsideClient, backoff
@@ -29,6 +30,8 @@ HANG_S = 20.0
 """Who has heard nothing for so long at the deadline, while we listened, was forgotten; others are late."""
 DARK_S = 10.0
 """A request that begins so soon after a moment without any worker need not be answered."""
+DEAF_S = 10.0
+"""Whom the machine did not run for so long, a router may take for somebody who never asks (after 20 s)."""
 LEARNED_AT_ONCE = 8
 MOST_IN_FLIGHT = 64
 MOST_VIOLATIONS = 100
@@ -78,6 +81,15 @@ class Tally:
         log.warning("violation: %s", what[:1000])
         if len(self.violations) < MOST_VIOLATIONS:
             self.violations.append(what[:1000])
+
+
+class Mark(NamedTuple):
+    """How things were when an attempt began."""
+
+    struck: int
+    """A Trouble's mark."""
+    lost_s: float
+    """An AwakeTime's."""
 
 
 class Load:
@@ -148,7 +160,7 @@ class Load:
             await self._patiently(work)
             return
         client, seen = self._chance.choice(self._clients), Transcript(work, self._awake)
-        mark = self._trouble.mark(client.name)
+        mark = self._mark(client)
         if manner is Manner.PREWARM:
             ending, said = await client.prewarm(work, DEADLINE_S)
         elif manner is Manner.LEAVING:
@@ -169,7 +181,7 @@ class Load:
             if attempt:
                 await asyncio.sleep(backoff(attempt, self._chance))
                 client = self._clients[(self._clients.index(client) + 1) % len(self._clients)]
-            mark, seen = self._trouble.mark(client.name), Transcript(work, self._awake)
+            mark, seen = self._mark(client), Transcript(work, self._awake)
             result = await client.ask(work, left, seen)
             self._judge(work, client, mark, result, seen)
             answered = result[0] is Ending.ANSWERED
@@ -183,11 +195,14 @@ class Load:
         self.tally.answered += answered
         self.tally.at_first += answered and attempt == 1
 
+    def _mark(self, client: OutsideClient) -> Mark:
+        return Mark(self._trouble.mark(client.name), self._awake.lost_s)
+
     def _judge(
         self,
         work: Work,
         client: OutsideClient,
-        mark: int,
+        mark: Mark,
         result: tuple[Ending, str],
         seen: Transcript,
         may_expire: bool = False,
@@ -206,7 +221,8 @@ class Load:
             self.tally.violated(f"{where}: no answer and no error in time: {said}; {seen.progress}")
         if ending is Ending.BROKEN or ending is Ending.WRONG:
             self.tally.refusals[f"{ending.value}: {_gist(said)}"] += 1
-            if self._trouble.quiet_since(client.name, mark):
+            deaf_s = self._awake.lost_s - mark.lost_s
+            if self._trouble.quiet_since(client.name, mark.struck) and deaf_s < DEAF_S:
                 self.tally.violated(f"{where}: {ending.value}: {said}")
 
 

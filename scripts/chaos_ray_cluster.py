@@ -30,7 +30,7 @@ from kvhive.scripts.chaos_cluster import (
     RouterProcess,
     marked_environment,
 )
-from kvhive.scripts.chaos_ray_nodes import Node, RayNodes, command_of, parent_of
+from kvhive.scripts.chaos_ray_nodes import Node, RayNodes, command_of, kill, parent_of
 from kvhive.scripts.chaos_ray_workers import BACK_WITHIN_S, ActorFleet, ActorWorker
 from kvhive.scripts.chaos_redis import ChaosRedis, free_port
 from kvhive.scripts.chaos_victims import Router
@@ -50,9 +50,8 @@ from kvhive.scripts.ray_head import head_environment
 from kvhive.scripts.router_process import READY_FILE, SPEC_FILE, RouterSpec
 
 NODES = 3
-SUPERVISOR = "supervisor"
 _POLL_S = 0.2
-_PARTS = {"supervisor": SUPERVISOR, "control": "controller", "serve": "router"}
+_PARTS = {"supervisor": "supervisor", "control": "controller", "serve": "router"}
 """Module -> what state.json calls it."""
 
 
@@ -64,7 +63,6 @@ class SupervisedPart:
         self._folder = folder
         self._answers = answers
         self.name = part
-        self._ended: ProcessId | None = None
 
     @property
     def process(self) -> ProcessId:
@@ -90,7 +88,7 @@ class SupervisedPart:
     def end(self) -> None:
         """Kill it."""
         process = self.process
-        end_processes(lambda: [process], 0.0)
+        kill(lambda: [process] if is_alive(process) else [])
 
     def retire(self, within_s: float) -> None:
         """Ask it to end, and wait."""
@@ -131,7 +129,7 @@ class RayCluster:
         doors = [f"127.0.0.1:{port}" for port in ports]
         self._up = self._options(ports)
         self.controller = SupervisedPart(self._state, "controller", _answers)
-        self.supervisor = SupervisedPart(self._state, SUPERVISOR, lambda state: True)
+        self.supervisor = SupervisedPart(self._state, "supervisor", lambda state: True)
         self._first = FirstRouter(self._state, doors[0], f"http://{doors[1]}")
         self._second = RouterProcess(
             folder / "r2", lambda: self._second_spec(ports[2:]), doors[2], f"http://{doors[3]}"
