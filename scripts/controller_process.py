@@ -16,11 +16,12 @@ from kvhive.scripts.control_socket import ask, socket_path
 from kvhive.scripts.detached_process import launch_module
 from kvhive.scripts.log_tail import last_line
 from kvhive.scripts.owned_processes import ProcessId, identify
+from kvhive.scripts.ray_head import LONGEST_START_S
 
 _BEGIN_TIMEOUT_S = 120.0
 """For imports and a connection to Ray, on a busy machine."""
-_SPEC_TIMEOUT_S = 300.0
-"""Longer than a Ray head is waited for, all its tries together."""
+_SPEC_TIMEOUT_S = LONGEST_START_S + 60.0
+"""A Ray head that comes up at its last try is not to find the controller gone."""
 _POLL_S = 0.1
 _SPEC, _LOG = "controller.json", "controller.log"
 

@@ -4,8 +4,8 @@
                                                                    -> router  ->
 
 Workers and the router begin together: a router without workers lets requests wait. Each step is written down
-before the next begins, so whatever ends a start half-way (an error, Ctrl-C, a
-crash), the same tear-down finds and removes all of it.
+before the next begins, so whatever ends a start half-way (an error, Ctrl-C, a crash), the same tear-down
+finds and removes all of it.
 """
 
 from __future__ import annotations

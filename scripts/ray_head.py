@@ -29,6 +29,8 @@ _ATTEMPTS = 3
 """Ray gives a node 30 s to start, whatever the machine's load; a slow machine deserves another try."""
 _START_TIMEOUT_S = 90.0
 _STOP_TIMEOUT_S = 15.0
+LONGEST_START_S = _ATTEMPTS * (_START_TIMEOUT_S + _STOP_TIMEOUT_S)
+"""All tries together."""
 _STARTED_MARK = b"Ray runtime started"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvhive.proto.errors import ClusterError
-from kvhive.scripts import controller_process
+from kvhive.scripts import controller_process, ray_head
 from kvhive.scripts.controller_process import ControllerSpec
 
 SPEC = ControllerSpec(
@@ -40,3 +40,9 @@ def test_it_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(controller_process, "_SPEC_TIMEOUT_S", 0.0)
     with pytest.raises(ClusterError, match=r"controller.json was not there after 0 s"):
         ControllerSpec.wait(tmp_path / "controller.json")
+
+
+def test_it_waits_longer_than_ray_takes_at_most() -> None:
+    """Each try that fails has its time, and then the time until it has ended."""
+    tries = ray_head._ATTEMPTS * (ray_head._START_TIMEOUT_S + ray_head._STOP_TIMEOUT_S)
+    assert tries < controller_process._SPEC_TIMEOUT_S
