@@ -45,7 +45,7 @@ class ChoiceOutput:
         """Take in tokens; return what is certain now, in order, and the tokens that count."""
         if self._calls is None:
             text, taken = self._text.push(token_ids)
-            return _pieces([text]), taken
+            return [(text, ())] if text else [], taken
         found: list[str | ToolCallDelta] = []
         counted: list[int] = []
         for token_id in token_ids:  # one by one: what follows the end counts for nothing

@@ -370,7 +370,7 @@ class Dispatcher:
         streams = [self._workers.generate(placement.address, request) for request in requests]
         async with aclosing(merged(streams)) as messages:
             async for index, message in messages:
-                if message.updates and not begun:
+                if not begun and message.updates:
                     begun = True
                     if generation.untouched:
                         after_s = self._clock() - generation.arrived

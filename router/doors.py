@@ -19,6 +19,7 @@ from kvhive.router.auth.guard import Guard
 from kvhive.router.auth.http_guard import HttpGuard
 from kvhive.router.grpc_faults import FaultGuard
 from kvhive.router.grpc_service import REQUEST_TYPES, SERVICE_NAME, InferenceService
+from kvhive.router.grpc_wire_counts import wire_limits
 from kvhive.router.http_gateway import HttpServer
 from kvhive.router.malformed_message import MalformedMessageGuard
 
@@ -87,11 +88,12 @@ class Doors:
         self._service = service
         self._http = HttpServer(HttpGuard(guard, app) if guard else app)
         guards = [GrpcGuard(guard)] if guard else []
+        malformed = MalformedMessageGuard(REQUEST_TYPES, wire_limits(service.max_context))
         self._health = _BoundedHealth()
         self._healthy: bool | None = None
         self._grpc = grpc.aio.server(
             options=[*_SERVER_OPTIONS, ("grpc.max_receive_message_length", config.max_request_bytes)],
-            interceptors=[*guards, FaultGuard(REQUEST_TYPES), MalformedMessageGuard(REQUEST_TYPES)],
+            interceptors=[*guards, FaultGuard(REQUEST_TYPES), malformed],
             maximum_concurrent_rpcs=config.max_concurrent_requests + EXTRA_RPCS,
         )
         inference_pb2_grpc.add_InferenceServicer_to_server(service, self._grpc)

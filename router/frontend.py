@@ -60,7 +60,7 @@ class Usage:
 
     @property
     def read_tokens(self) -> int:
-        """Prompt tokens that this request got from a cache, its worker's or another's, and computed nothing for."""
+        """Prompt tokens that came from a cache, the worker's own or another's, and were not computed."""
         return self.cached_tokens + self.pulled_tokens
 
 
@@ -97,7 +97,7 @@ class ToolCallDelta:
     """More of the JSON text."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # made for every token: frozen ones cost thrice
 class Delta:
     """New output. Text lags behind token ids while a character or a stop string is incomplete."""
 

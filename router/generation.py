@@ -82,6 +82,10 @@ class Generation:
     """Prompt log-probabilities that went out, and of them how many the present worker has repeated."""
     repeated_positions: int = 0
     _cut: list[int] = field(default_factory=list)
+    _ended: int = 0
+    """Choices that have."""
+    _heard: bool = False
+    """Whether the present worker has brought its first token."""
 
     @property
     def unfinished(self) -> list[Choice]:
@@ -91,7 +95,7 @@ class Generation:
     @property
     def ended(self) -> bool:
         """Whether all choices have ended."""
-        return all(choice.ended for choice in self.choices)
+        return self._ended == len(self.choices)
 
     @property
     def untouched(self) -> bool:
@@ -103,14 +107,30 @@ class Generation:
         if not self.untouched:
             self.waiting_since = now
         self.repeated_positions = self.pinned_tokens = 0
+        self._heard = False
         for choice in self.choices:
             choice.moved()
 
     def take(
         self, message: worker_pb2.WorkerGenerateResponse, placement: Placement
-    ) -> Iterator[Delta | Finished]:
-        """Take in what a worker sent and yield what it means; the last choice's end carries the usage."""
-        if self.cached_tokens is None and message.HasField("cached_tokens"):
+    ) -> Sequence[Delta | Finished]:
+        """Take in what a worker sent and return what it means; the last choice's end carries the usage."""
+        news: list[Delta | Finished] = []
+        if not self._heard:
+            self._hear(message, placement)
+        if self.request.sampling.prompt_logprobs is not None and message.prompt_logprobs:
+            news += self._prompt_logprobs(message.prompt_logprobs)
+        for update in message.updates:
+            if update.choice < len(self.choices) and not self.choices[update.choice].ended:
+                self._update(self.choices[update.choice], update, placement, news)
+        return news
+
+    def _hear(self, message: worker_pb2.WorkerGenerateResponse, placement: Placement) -> None:
+        """Take in what a worker says once, with its first token."""
+        if not message.HasField("cached_tokens"):
+            return
+        self._heard = True
+        if self.cached_tokens is None:
             self.cached_tokens, self.written_tokens = message.cached_tokens, message.written_tokens
             self.pulled_tokens = message.pulled_tokens
             self.reachable_tokens = placement.reachable_tokens
@@ -118,14 +138,11 @@ class Generation:
                 self.decision.cached_tokens = message.cached_tokens
         if message.HasField("pinned_tokens"):
             self.pinned_tokens, self.pins_refused = message.pinned_tokens, message.pins_refused
-        if message.prompt_logprobs:
-            yield from self._prompt_logprobs(message.prompt_logprobs)
-        for update in message.updates:
-            if update.choice < len(self.choices) and not self.choices[update.choice].ended:
-                yield from self._update(self.choices[update.choice], update, placement)
 
     def take_cut(self) -> list[int]:
         """Return the choices that have ended here since the last time: their worker would go on."""
+        if not self._cut:
+            return []
         cut, self._cut = self._cut, []
         return cut
 
@@ -138,25 +155,35 @@ class Generation:
             yield Delta("", prompt_logprobs=tuple(map(_logprobs, positions[old:])))
 
     def _update(
-        self, choice: Choice, update: worker_pb2.ChoiceUpdate, placement: Placement
-    ) -> Iterator[Delta | Finished]:
+        self,
+        choice: Choice,
+        update: worker_pb2.ChoiceUpdate,
+        placement: Placement,
+        news: list[Delta | Finished],
+    ) -> None:
+        """Add what one choice's tokens, or its end, mean."""
         output, index = choice.output, choice.index
-        pieces, token_ids = output.push(update.token_ids)
-        choice.drafted, choice.accepted = update.drafted_tokens, update.accepted_tokens
+        finished = update.HasField("finished")
+        pieces, token_ids = output.push(tuple(update.token_ids))
+        if update.drafted_tokens:
+            choice.drafted, choice.accepted = update.drafted_tokens, update.accepted_tokens
         if pieces or token_ids:
-            logprobs = update.logprobs[: len(token_ids)] if update.logprobs else ()
-            (text, calls), *pieces = pieces or [("", ())]
-            yield Delta(text, token_ids, index, tuple(map(_logprobs, logprobs)), tool_calls=calls)
-        if output.stopped or update.HasField("finished"):
+            logprobs: tuple[TokenLogprobs, ...] = ()
+            if self.request.sampling.logprobs is not None:
+                logprobs = tuple(map(_logprobs, update.logprobs[: len(token_ids)]))
+            text, calls = pieces.pop(0) if pieces else ("", ())
+            news.append(Delta(text, token_ids, index, logprobs, tool_calls=calls))
+        if output.stopped or finished:
             pieces += output.finish()
             choice.ended = True
         for text, calls in pieces:
-            yield Delta(text, choice=index, tool_calls=calls)
+            news.append(Delta(text, choice=index, tool_calls=calls))
         if choice.ended:
-            if not update.HasField("finished"):
+            self._ended += 1
+            if not finished:
                 self._cut.append(index)
             reason = _reason(output, update.finished.stopped or output.stopped)
-            yield Finished(reason, self._usage(placement) if self.ended else None, index, output.stop)
+            news.append(Finished(reason, self._usage(placement) if self.ended else None, index, output.stop))
 
     def _usage(self, placement: Placement) -> Usage:
         kept, not_kept = kept_prefixes(self.pins, self.pinned_tokens, self.pins_refused)

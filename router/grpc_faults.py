@@ -5,6 +5,7 @@ gRPC itself would answer UNKNOWN, and with it what was raised.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from contextlib import aclosing
@@ -44,8 +45,11 @@ def _streaming(behaviour: Any, method: str) -> Any:
             async with aclosing(behaviour(request, context)) as responses:
                 async for response in responses:
                     yield response
-        except grpc.aio.AbortError:
-            raise
+        except grpc.aio.AbortError as error:
+            del request
+            raise _without_frames(error) from None
+        except grpc.aio.InternalError:  # gRPC could say no more: the client went while it was refused
+            raise asyncio.CancelledError from None
         except Exception:  # the outermost edge of a call
             await _tell(context, method)
 
@@ -56,12 +60,25 @@ def _single(behaviour: Any, method: str) -> Any:
     async def guarded(request: Any, context: Any) -> Any:
         try:
             return await behaviour(request, context)
-        except grpc.aio.AbortError:
-            raise
+        except grpc.aio.AbortError as error:
+            del request
+            raise _without_frames(error) from None
+        except grpc.aio.InternalError:  # gRPC could say no more: the client went while it was refused
+            raise asyncio.CancelledError from None
         except Exception:  # the outermost edge of a call
             await _tell(context, method)
 
     return guarded
+
+
+def _without_frames(error: grpc.aio.AbortError) -> grpc.aio.AbortError:
+    """Return it as if nothing had led to it.
+
+    gRPC keeps it with the call; it would keep the frames that it came through, and they the call and its
+    request: megabytes, until Python looks for cycles.
+    """
+    error.__context__ = None
+    return error.with_traceback(None)
 
 
 async def _tell(context: Any, method: str) -> None:

@@ -61,8 +61,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), grace_s)
 
+    @property
+    def max_context(self) -> int:
+        """Tokens of the model's context: the most that any list of ids may have."""
+        return self._frontend.models()[0].max_context
+
     def _check_counts(self, request: pb.GenerateRequest | pb.TokenizeRequest | pb.PrewarmRequest) -> None:
-        check_counts(request, self._frontend.models()[0].max_context)
+        check_counts(request, self.max_context)
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
         """Stream one generation; a client that goes away cancels it."""

@@ -11,15 +11,17 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvhive.router.anthropic import errors as anthropic_errors
 from kvhive.router.anthropic.api import AnthropicDoor, is_asked_by
 from kvhive.router.frontend import TokenizingFrontend
 from kvhive.router.http_body import Bodies
 from kvhive.router.http_door import Endpoint, HttpDoor
+from kvhive.router.http_exchange import HttpExchange
 from kvhive.router.openai.api import OpenAIDoor
 from kvhive.router.openai.response import error_body
+from kvhive.router.openapi import openapi_document
 
 DEFAULT_MAX_BODY_BYTES = 16 * 1024 * 1024
 
@@ -52,7 +54,7 @@ def create_app(
 
 
 class _OperatorDoor:
-    """What whoever runs the cluster asks."""
+    """What whoever runs the cluster asks, and what is of both dialects."""
 
     def __init__(self, frontend: TokenizingFrontend, registry: CollectorRegistry) -> None:
         self._frontend = frontend
@@ -65,6 +67,7 @@ class _OperatorDoor:
             Route("/health", self.health),  # as vLLM calls it, and what measures servers asks first
             Route("/readyz", self.readiness),
             Route("/metrics", self.metrics),
+            Route("/openapi.json", self.describe),
         ]
 
     async def health(self, request: Request) -> Response:
@@ -75,6 +78,10 @@ class _OperatorDoor:
         """GET /readyz: a request sent now would find a worker."""
         ready = self._frontend.ready()
         return PlainTextResponse("ready" if ready else "no worker is serving", 200 if ready else 503)
+
+    async def describe(self, request: Request) -> Response:
+        """GET /openapi.json."""
+        return JSONResponse(openapi_document(self._frontend.models()[0]))
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics, in Prometheus' text format."""
@@ -94,19 +101,12 @@ class _ShortWay:
         if endpoint is None:
             await self._everything(scope, receive, send)
             return
-        started = False
-
-        async def noted(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        request = Request(scope, receive)
+        request, response = Request(scope, receive), None
         try:
             response = await endpoint(request)
-            await response(scope, receive, noted)
+            await response(scope, receive, send)
         except Exception as error:  # as Starlette does: answered while that is possible, logged by the server
-            if not started:
+            if response is None or (isinstance(response, HttpExchange) and not response.begun):
                 await (await _internal_error(request, error))(scope, receive, send)
             raise
 

@@ -18,6 +18,8 @@ from kvhive.proto.errors import KvhiveError, Unavailable
 SEND_TIMEOUT_S = 60.0
 """A client that takes nothing for this long, and at most a quarter more, is gone: its stream must not hold a
 worker for ever."""
+WATCH_AFTER_S = 0.05
+"""From when on a response is watched for a client that goes: most short ones are over by then."""
 FAREWELL_S = 1.0
 """Longest the last words of a cancelled response may take."""
 
@@ -29,10 +31,12 @@ class HttpExchange(Response, ABC):
         """Prepare; `gave_up` is called when its reader takes nothing for too long."""
         self._gave_up = gave_up
         self._streaming = False
+        self.begun = False
+        """Whether anything of the response was sent."""
         self.background = None
 
     @abstractmethod
-    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, scope: Scope, receive: Receive, send: WatchedSend) -> None:
         """Generate and send the whole response. Cancelled when the client is gone."""
 
     @abstractmethod
@@ -47,25 +51,20 @@ class HttpExchange(Response, ABC):
         """Answer until the end or until the client is gone, whichever comes first."""
         answering = asyncio.current_task()
         assert answering is not None
-        watched = _WatchedSend(send, answering.cancel)
-        gone = asyncio.create_task(_disconnected(receive))
-
-        def stop(_: asyncio.Task[None]) -> None:
-            answering.cancel()
-
-        gone.add_done_callback(stop)
+        watched = WatchedSend(send, answering.cancel)
+        client = _WatchedClient(receive, answering.cancel)
         try:
             await self.answer(scope, receive, watched)
         except asyncio.CancelledError:
-            if not (gone.done() or watched.stalled):
+            if not (client.gone or watched.stalled):
                 # The server does so, after the grace of its shutdown; it expects no more of this task.
                 await self._farewell(scope, receive, send)
             elif watched.stalled:
                 self._gave_up()
         finally:
+            self.begun = watched.sent > 0
             watched.close()
-            gone.remove_done_callback(stop)
-            gone.cancel()
+            client.close()
 
     async def open_stream(self, send: Send, headers: Mapping[str, str]) -> None:
         """Send the head of a stream of events."""
@@ -92,7 +91,7 @@ async def write(send: Send, data: bytes, more: bool = True) -> None:
     await send({"type": "http.response.body", "body": data, "more_body": more})
 
 
-class _WatchedSend:
+class WatchedSend:
     """A `send` that says when the client has been taking nothing for too long: no timer for each token."""
 
     def __init__(self, send: Send, give_up: Callable[[], object]) -> None:
@@ -101,11 +100,20 @@ class _WatchedSend:
         self._loop = asyncio.get_running_loop()
         self._since: float | None = None
         self._timer = self._loop.call_later(SEND_TIMEOUT_S / 4, self._look)
+        self.sent = 0
+        """Messages, with the one that is being sent."""
 
     async def __call__(self, message: Any) -> None:
+        """Send a message; see ASGI."""
+        self.sent += 1
         self._since = self._loop.time()
         await self._send(message)
         self._since = None
+
+    @property
+    def sending(self) -> bool:
+        """Whether something is being sent now."""
+        return self._since is not None
 
     @property
     def stalled(self) -> bool:
@@ -123,6 +131,28 @@ class _WatchedSend:
         self._timer.cancel()
 
 
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+class _WatchedClient:
+    """Says when the client has gone."""
+
+    def __init__(self, receive: Receive, give_up: Callable[[], object]) -> None:
+        self._receive = receive
+        self._give_up = give_up
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(WATCH_AFTER_S, self._watch)
+        self._watching: asyncio.Task[None] | None = None
+        self.gone = False
+
+    def close(self) -> None:
+        """Watch no more."""
+        self._timer.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
+
+    def _watch(self) -> None:
+        self._watching = self._loop.create_task(self._wait())
+
+    async def _wait(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+        self._give_up()

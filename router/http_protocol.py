@@ -21,6 +21,11 @@ MAX_HEADERS = 256
 MAX_HEADER_BYTES = 64 * 1024
 """Of a request's line, headers and trailers, and of the framing of its body beyond FRAMING_BYTES a chunk."""
 FRAMING_BYTES = 32
+BEGINNING_S = 0.02
+"""Longest that the beginning of a stream of events waits for the first one."""
+MAX_BEGINNING_BYTES = 64 * 1024
+"""Of them together; with more, all is written at once."""
+_LAST_CHUNK = b"\r\n0\r\n\r\n"
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -126,16 +131,22 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class HeadWithBody:
-    """A transport that sends a response's head with what is written right after it.
+    """A transport that sends a response's head with what is written after it.
 
     Each write is a system call of ours, and wakes the client. A head that nothing follows, as in answer to
-    HEAD, goes at the end of the loop's turn.
+    HEAD, goes at the end of the loop's turn. A stream of events begins with what its client knows anyway, so
+    that goes with the first event that comes later, if it comes within BEGINNING_S: the worker is asked
+    before anything is written.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        self._head = b""
         self._loop = asyncio.get_running_loop()
+        self._held = b""
+        self._streams = False
+        """Whether what is held begins a stream of events."""
+        self._waiting: asyncio.TimerHandle | None = None
+        """Until the first event is waited for no longer."""
 
     def __getattr__(self, name: str) -> Any:
         """Return the transport's own."""
@@ -144,18 +155,33 @@ class HeadWithBody:
     def write(self, data: bytes) -> None:
         """Send it; a head with what comes next."""
         if data.startswith(b"HTTP/1.1 ") and data.endswith(b"\r\n\r\n") and data[9:10] != b"1":
-            if not self._head:
-                self._loop.call_soon(self._send_head)
-            self._head += data
+            if not self._held:
+                self._loop.call_soon(self._end_turn)
+            self._held += data
+            self._streams = b"text/event-stream" in data
+        elif not self._held:
+            self._transport.write(data)
         else:
-            self._transport.write(self._head + data)
-            self._head = b""
+            self._held += data
+            first = not self._streams or self._waiting is not None
+            if first or len(self._held) > MAX_BEGINNING_BYTES:
+                self._send_held()
 
     def close(self) -> None:
         """Close, having sent what was written."""
-        self._send_head()
+        self._send_held()
         self._transport.close()
 
-    def _send_head(self) -> None:
-        if self._head:
-            self.write(b"")
+    def _end_turn(self) -> None:
+        if not self._streams or self._held.endswith(_LAST_CHUNK):
+            self._send_held()
+        elif self._held and self._waiting is None:
+            self._waiting = self._loop.call_later(BEGINNING_S, self._send_held)
+
+    def _send_held(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+        held, self._held = self._held, b""
+        if held:
+            self._transport.write(held)

@@ -1,14 +1,14 @@
-"""Answers a message that is not what the .proto says with INVALID_ARGUMENT, naming the field where it can.
+"""Refuses bytes that are not what the .proto says or have too much in them, naming the field where it can.
 
-gRPC itself would answer UNKNOWN before any handler is asked. So parsing never fails here: what cannot be
-parsed becomes a Malformed, and the handler's stand-in refuses it.
+gRPC itself would answer UNKNOWN before any handler is asked, and parse all before anybody can count. So
+handlers are given here what their stand-in has looked at and parsed itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -19,29 +19,21 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from kvhive.proto.errors import InvalidRequest
 from kvhive.router.grpc_errors import abort
+from kvhive.router.grpc_wire_counts import NoMessage, WireCounts
 
 EXPLAINED_BYTES = 16 * 1024
 """Larger messages are refused without naming the field: looking for it would hold up the event loop."""
-
-
-@dataclass(frozen=True, slots=True)
-class Malformed:
-    """A message that could not be parsed, and why."""
-
-    reason: str
-
-    @property
-    def error(self) -> InvalidRequest:
-        """It as every door says it."""
-        field, _, message = self.reason.partition(": ")
-        return InvalidRequest(field, message)
+COUNTED_BYTES = 16 * 1024
+"""Larger messages are counted before they are parsed: in fewer bytes there is no crowd that matters."""
 
 
 class MalformedMessageGuard(grpc.aio.ServerInterceptor):
-    """Wraps the handlers of the given request types, by full method name."""
+    """Wraps the handlers of the given request types, by full method name, within limits of what repeats."""
 
-    def __init__(self, requests: dict[str, type[Message]]) -> None:
-        self._requests = requests
+    def __init__(self, requests: Mapping[str, type[Message]], limits: Mapping[str, int]) -> None:
+        """Prepare; `limits` are those of `wire_limits`."""
+        self._readers = {name: _Reader(request, limits) for name, request in requests.items()}
+        self._turn = asyncio.Lock()
 
     async def intercept_service(
         self,
@@ -50,16 +42,67 @@ class MalformedMessageGuard(grpc.aio.ServerInterceptor):
     ) -> Any:
         """Replace a known method's handler by one that survives any bytes."""
         handler = await continuation(handler_call_details)
-        request = self._requests.get(handler_call_details.method)
-        if handler is None or request is None:
+        reader = self._readers.get(handler_call_details.method)
+        if handler is None or reader is None:
             return handler
+        # Without a deserializer a handler is given the bytes.
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(
-                _streaming(handler.unary_stream), _parser(request), handler.response_serializer
+                self._streaming(handler.unary_stream, reader), None, handler.response_serializer
             )
         return grpc.unary_unary_rpc_method_handler(
-            _single(handler.unary_unary), _parser(request), handler.response_serializer
+            self._single(handler.unary_unary, reader), None, handler.response_serializer
         )
+
+    async def _read(self, raw: bytes, reader: _Reader, context: Any) -> Message:
+        """Return the message, or end the call."""
+        try:
+            if len(raw) > COUNTED_BYTES:
+                # One at a time: each lets others go on after a little, all together would not.
+                async with self._turn:
+                    await reader.count(raw)
+            return reader.parse(raw)
+        except InvalidRequest as error:
+            await abort(context, error)
+            raise
+
+    def _streaming(self, behaviour: Any, reader: _Reader) -> Any:
+        async def guarded(raw: bytes, context: Any) -> AsyncIterator[Any]:
+            request = await self._read(raw, reader, context)
+            async with aclosing(behaviour(request, context)) as responses:
+                async for response in responses:
+                    yield response
+
+        return guarded
+
+    def _single(self, behaviour: Any, reader: _Reader) -> Any:
+        async def guarded(raw: bytes, context: Any) -> Any:
+            return await behaviour(await self._read(raw, reader, context), context)
+
+        return guarded
+
+
+class _Reader:
+    """Reads requests of one type."""
+
+    def __init__(self, request: type[Message], limits: Mapping[str, int]) -> None:
+        self._request = request
+        self._counts = WireCounts(request, limits)
+
+    async def count(self, raw: bytes) -> None:
+        """Go through it, a little at a time. Raises InvalidRequest."""
+        try:
+            for _ in self._counts.walk(raw):
+                await asyncio.sleep(0)
+        except NoMessage as error:
+            raise _as_error(explain(raw, self._request)) from error
+
+    def parse(self, raw: bytes) -> Message:
+        """Return it. Raises InvalidRequest."""
+        try:
+            return self._request.FromString(raw)
+        except DecodeError as error:
+            raise _as_error(explain(raw, self._request)) from error
 
 
 def explain(raw: bytes, request: type[Message]) -> str:
@@ -75,14 +118,9 @@ def explain(raw: bytes, request: type[Message]) -> str:
     return f"request: not a valid {request.DESCRIPTOR.full_name}"
 
 
-def _parser(request: type[Message]) -> Callable[[bytes], Message | Malformed]:
-    def parse(raw: bytes) -> Message | Malformed:
-        try:
-            return request.FromString(raw)
-        except DecodeError:
-            return Malformed(explain(raw, request))
-
-    return parse
+def _as_error(reason: str) -> InvalidRequest:
+    field, _, problem = reason.partition(": ")
+    return InvalidRequest(field, problem)
 
 
 def _bad_text(raw: bytes, descriptor: Any, path: str) -> tuple[str, bytes]:
@@ -108,23 +146,3 @@ def _bad_text(raw: bytes, descriptor: Any, path: str) -> tuple[str, bytes]:
             if inner[0]:
                 return inner
     return "", b""
-
-
-def _streaming(behaviour: Any) -> Any:
-    async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
-        if isinstance(request, Malformed):
-            await abort(context, request.error)
-        async with aclosing(behaviour(request, context)) as responses:
-            async for response in responses:
-                yield response
-
-    return guarded
-
-
-def _single(behaviour: Any) -> Any:
-    async def guarded(request: Any, context: Any) -> Any:
-        if isinstance(request, Malformed):
-            await abort(context, request.error)
-        return await behaviour(request, context)
-
-    return guarded

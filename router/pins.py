@@ -78,7 +78,7 @@ class CacheSplit(NamedTuple):
 def cache_split(usage: Usage) -> CacheSplit:
     """Split a request's input the way that hosted APIs bill it.
 
-    What came from another worker's cache was read, as far as its sender can tell: nothing was computed for it.
+    What came from another worker's cache was read from a cache, too: nothing was computed for it.
     What another request wrote at the same moment is not this one's: plain.
     """
     kept = [prefix for prefix in usage.kept if prefix.kept]

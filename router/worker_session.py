@@ -27,6 +27,7 @@ class _Inbox:
         self.lost: KvhiveError | None = None
         self.held = False
         self._waiting: asyncio.Future[None] | None = None
+        self._loop = asyncio.get_running_loop()
 
     def wake(self) -> None:
         if self._waiting is not None and not self._waiting.done():
@@ -35,7 +36,7 @@ class _Inbox:
     async def wait(self) -> None:
         """Wait until there is something to read. For one reader."""
         while not self.news and self.lost is None:
-            self._waiting = asyncio.get_running_loop().create_future()
+            self._waiting = self._loop.create_future()
             await self._waiting
 
 

@@ -22,7 +22,7 @@ from kvhive.scripts.bench_proxy_worker import IDENTITY, MAX_CONTEXT, StubSpec
 from kvhive.scripts.embedded_redis import EmbeddedRedis
 from kvhive.scripts.log_tail import last_line
 from kvhive.scripts.owned_processes import ProcessId, send_signal
-from kvhive.scripts.router_process import RouterSpec, start_router, wait_routable
+from kvhive.scripts.router_process import RouterSpec, StartingRouter, wait_routable
 from kvhive.worker.model_path import resolve_model
 
 _START_S = 120.0
@@ -74,7 +74,9 @@ def running_rig(
         )
         started: list[ProcessId] = []
         stack.callback(_end, started)
-        endpoints = start_router(folder, spec, lambda process: started.extend([process] if process else []))
+        endpoints = StartingRouter(
+            folder, spec, lambda process: started.extend([process] if process else [])
+        ).wait_ready()
         wait_routable(endpoints.grpc, token, workers)
         addresses = json.loads(ready.read_text())
         yield Rig(endpoints.http, endpoints.grpc, addresses, token, started[0].pid, stub)

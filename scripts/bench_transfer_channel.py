@@ -3,16 +3,20 @@
 This process receives and a child sends, from pool to pool and under seals, as between workers. The plain
 side sends one tensor, contiguous on both sides; where blocks lie scattered, a third one does the same job
 with torch alone: collects the blocks by indexing, sends and receives one tensor, puts them in their places.
-They take turns, and a ratio is a median over the rounds, each of a round's own figures.
+They take turns, and a ratio is a median over the rounds, each of a round's own figures. Each process has
+half of the cores: left to itself a scheduler that is busy puts both on one, and then whoever costs more of
+the processor is slower by that, however much of it could have been done at once.
 """
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import secrets
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,6 +36,8 @@ from kvhive.worker.transfer_stream import Pace, receive, send
 TIMEOUT_S = 120.0
 CHUNK_BYTES = TransferConfig().chunk_mib * 2**20
 NONCE = bytes(16)
+ROUND_BYTES = 64 * 2**20
+"""Of a smaller chain a round is as many turns as move this much: one of them is over in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,11 @@ class Cell:
         """Blocks of the chain."""
         return self.chain_bytes // self.block_bytes
 
+    @property
+    def turns(self) -> int:
+        """Turns of a round."""
+        return max(1, ROUND_BYTES // self.chain_bytes)
+
 
 def measure(cells: list[Cell], rounds: int) -> list[dict[str, Any]]:
     """Return each cell's medians."""
@@ -58,11 +69,15 @@ def measure(cells: list[Cell], rounds: int) -> list[dict[str, Any]]:
     told, theirs = context.Pipe()
     child = context.Process(target=_sender, args=(plan, theirs), daemon=True)
     child.start()
+    cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
     try:
+        _take_half(RECEIVER)
         channel = maker.make(plan, RECEIVER, TIMEOUT_S)
         _join(plan, RECEIVER)
         return [_measure(cell, rounds, channel, told) for cell in cells]
     finally:
+        os.sched_setaffinity(0, cores)
+        torch.set_num_threads(threads)
         told.close()
         child.kill()
         child.join(10)
@@ -73,12 +88,14 @@ def measure(cells: list[Cell], rounds: int) -> list[dict[str, Any]]:
 def _measure(cell: Cell, rounds: int, channel: PairChannel, told: Connection) -> dict[str, Any]:
     moves = _moves(cell, channel, receive_side=True)
     seconds: dict[str, list[float]] = {name: [] for name in moves}
-    for number in range(rounds + 1):  # the first round warms up
-        for name, move in moves.items():
+    for number in range(rounds * cell.turns + 1):  # the first one warms up
+        names = deque(moves)
+        names.rotate(number)  # nobody is always the one who finds what another one has left in the caches
+        for name in names:
             told.send((name, cell))
             assert told.recv() == "ready"
             began = time.perf_counter()
-            move()
+            moves[name]()
             if number:
                 seconds[name].append(time.perf_counter() - began)
     ratios = {
@@ -99,6 +116,7 @@ def _measure(cell: Cell, rounds: int, channel: PairChannel, told: Connection) ->
 
 def _sender(plan: ChannelPlan, told: Connection) -> None:
     """The child: does what it is told until the pipe is closed."""
+    _take_half(SENDER)
     channel = ChannelMaker("127.0.0.1", torch.device("cpu")).make(plan, SENDER, TIMEOUT_S)
     _join(plan, SENDER)
     prepared: Cell | None = None
@@ -118,6 +136,14 @@ def _moves(cell: Cell, channel: PairChannel, receive_side: bool) -> dict[str, Ca
     """Return what this side does, by name. What a chain needs in a row has no job beside the plain one."""
     moves = {"plain": _plain(cell, receive_side), "chain": _chain(cell, channel, receive_side)}
     return {**moves, "same job": _same_job(cell, receive_side)} if cell.scattered else moves
+
+
+def _take_half(rank: int) -> None:
+    """Give this process its side's cores, or the only one."""
+    cores = sorted(os.sched_getaffinity(0))
+    own = cores[rank::2] or cores
+    os.sched_setaffinity(0, own)
+    torch.set_num_threads(len(own))
 
 
 def _join(plan: ChannelPlan, rank: int) -> None:
@@ -165,9 +191,9 @@ def _chain(cell: Cell, channel: PairChannel, receive_side: bool) -> Callable[[],
     messages = cut(source, runs(target), chunk, cell.block_bytes)
     cargo = Cargo(NONCE, hashes, target if receive_side else source, chunk, messages)
     staging = Staging(pool, max(messages), on_host=True)
+    pace = Pace(math.inf, TIMEOUT_S)
 
     def chain() -> None:
-        pace = Pace(time.monotonic() + TIMEOUT_S, TIMEOUT_S)
         if receive_side:
             receive(channel, staging, cargo, pace, lambda count: None)
         else:

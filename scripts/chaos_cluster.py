@@ -33,7 +33,7 @@ from kvhive.scripts.owned_processes import (
 from kvhive.scripts.private_network import Place, PrivateNetwork
 from kvhive.scripts.random_model import RandomModel, write_random_model
 from kvhive.scripts.random_tokenizer import write_random_tokenizer
-from kvhive.scripts.router_process import RouterSpec, start_router
+from kvhive.scripts.router_process import RouterSpec, StartingRouter
 from kvhive.worker.model_identity import model_identity
 from kvhive.worker.options import WorkerOptions
 
@@ -91,7 +91,7 @@ class RouterProcess:
         if log.exists():  # of the process before
             with (self._folder / "earlier.log").open("ab") as earlier:
                 earlier.write(log.read_bytes())
-        start_router(self._folder, spec, self._started)
+        StartingRouter(self._folder, spec, self._started).wait_ready()
 
     def _started(self, process: ProcessId | None) -> None:
         self._process = process

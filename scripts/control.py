@@ -52,8 +52,8 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         print("usage: python -m kvhive.scripts.control <controller.json>", file=sys.stderr)
         return 2
-    spec = ControllerSpec.load(Path(arguments[0]))
     try:
+        spec = ControllerSpec.wait(Path(arguments[0]))
         with _only_one(Path(spec.runtime_dir)), connected(RaySession(spec.ray_address, spec.ray_token)):
             asyncio.run(_run(spec))
     except KvhiveError as error:

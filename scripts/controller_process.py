@@ -16,10 +16,13 @@ from kvhive.scripts.control_socket import ask, socket_path
 from kvhive.scripts.detached_process import launch_module
 from kvhive.scripts.log_tail import last_line
 from kvhive.scripts.owned_processes import ProcessId, identify
+from kvhive.scripts.ray_head import LONGEST_START_S
 
 _BEGIN_TIMEOUT_S = 120.0
 """For imports and a connection to Ray, on a busy machine."""
-_POLL_S = 0.2
+_SPEC_TIMEOUT_S = LONGEST_START_S + 60.0
+"""A Ray head that comes up at its last try is not to find the controller gone."""
+_POLL_S = 0.1
 _SPEC, _LOG = "controller.json", "controller.log"
 
 
@@ -41,31 +44,44 @@ class ControllerSpec:
     """As in Fleet."""
 
     def save(self, path: Path) -> None:
-        """Write the spec for this user only."""
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        """Write the spec for this user only, and whole: a controller may be waiting for it."""
+        fresh = path.with_suffix(".new")
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             json.dump(asdict(self), file)
+        os.replace(fresh, path)
 
     @classmethod
-    def load(cls, path: Path) -> ControllerSpec:
-        """Read what `save` wrote."""
+    def wait(cls, path: Path) -> ControllerSpec:
+        """Read what `save` wrote, or is about to. Raises ClusterError when nobody does."""
+        deadline = time.monotonic() + _SPEC_TIMEOUT_S
+        while not path.exists():
+            if time.monotonic() > deadline:
+                raise ClusterError(f"{path} was not there after {_SPEC_TIMEOUT_S:g} s")
+            time.sleep(_POLL_S)
         return cls(**json.loads(path.read_text()))
 
 
 def launch_controller(runtime_dir: Path) -> subprocess.Popen[bytes]:
-    """Start a controller of the spec in a runtime directory, and wait for nothing."""
+    """Start a controller of the spec in a runtime directory, there or to come, and wait for nothing."""
     return launch_module("kvhive.scripts.control", str(runtime_dir / _SPEC), log=runtime_dir / _LOG)
 
 
 class FirstController:
-    """The controller of a cluster's start, which makes its first workers."""
+    """The controller of a cluster's start, which makes its first workers.
 
-    def __init__(self, spec: ControllerSpec, started: Callable[[ProcessId | None], None]) -> None:
+    It begins with imports that take seconds, beside Ray's head, which takes seconds too.
+    """
+
+    def __init__(self, runtime_dir: Path, started: Callable[[ProcessId | None], None]) -> None:
         """Start it; `started` gets the process at once."""
-        self._runtime_dir = Path(spec.runtime_dir)
-        spec.save(self._runtime_dir / _SPEC)
-        self._process = launch_controller(self._runtime_dir)
+        self._runtime_dir = runtime_dir
+        self._process = launch_controller(runtime_dir)
         started(identify(self._process.pid))
+
+    def tell(self, spec: ControllerSpec) -> None:
+        """Let it go on: Ray and Redis are there."""
+        spec.save(self._runtime_dir / _SPEC)
 
     def wait_begun(self) -> dict[str, Any]:
         """Wait until it has asked Ray what there is; return its document. Raises ClusterError."""

@@ -1,13 +1,15 @@
-"""Call a router's gRPC door with made-up messages: `python scripts/fuzz_grpc.py HOST:PORT --cases 5000`.
+"""Call a router's gRPC door with made-up messages: `scripts/fuzz_grpc --cases 5000`.
 
-Whatever is sent, each call must end, with an answer or a status that is not INTERNAL or UNKNOWN; afterwards
-nothing may be left at the router or in a pool. The exit status is 1 where that does not hold; each case that
-failed is named by its seed and number, which make it again. One in five streams is left in the middle.
+Without a HOST:PORT a router of our own before simulated workers is called. Whatever is sent, each call must
+end, with an answer or a status that is not INTERNAL or UNKNOWN; afterwards nothing may be left at the router
+or in a pool. The exit status is 1 where that does not hold; each case that failed is named by its seed and
+number, which make it again. One in five streams is left in the middle.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import re
@@ -22,6 +24,7 @@ import grpc
 from kvhive.client.connection import key_metadata
 from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.proto.v1 import inference_pb2_grpc
+from kvhive.scripts.bench_proxy_rig import running_rig
 from kvhive.scripts.fuzz_messages import random_call
 
 DEADLINE_S = 300.0
@@ -29,6 +32,8 @@ DEADLINE_S = 300.0
 IDLE_WITHIN_S = 30.0
 LEFT_SHARE = 0.2
 CALLS_AT_ONCE = 16
+MAX_CONTEXT = 512
+"""Of a simulated model: who names no max_tokens is not to wait for thousands."""
 NEVER = {"INTERNAL", "UNKNOWN", "DATA_LOSS", "DEADLINE_EXCEEDED"}
 """Statuses that are never an answer to a caller's mistake; the last is our own deadline."""
 
@@ -140,14 +145,18 @@ def _busy(cluster: pb.GetClusterResponse) -> list[str]:
 
 
 @click.command()
-@click.argument("target")
+@click.argument("target", default="")
 @click.option("--cases", type=click.IntRange(1), default=5000, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True)
 @click.option("--only", type=int, help="One case, by its number.")
 @click.option("--api-key", envvar="KVHIVE_API_KEY", default="", help="An admin's, where keys are needed.")
 def main(target: str, cases: int, seed: int, only: int | None, api_key: str) -> None:
-    """Fuzz the router at TARGET (host:port)."""
-    outcome = asyncio.run(fuzz(target, cases, seed, only, api_key))
+    """Fuzz the router at TARGET (host:port), or one of our own."""
+    with contextlib.ExitStack() as stack:
+        if not target:
+            rig = stack.enter_context(running_rig(2, 0.0, max_context=MAX_CONTEXT, simulated=True))
+            target = rig.grpc
+        outcome = asyncio.run(fuzz(target, cases, seed, only, api_key))
     for line in outcome.failures + outcome.left:
         click.echo(line, err=True)
     counts = {"statuses": outcome.statuses, "refused": dict(outcome.refused.most_common())}

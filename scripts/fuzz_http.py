@@ -1,4 +1,4 @@
-"""Call OpenAI's door with what its own OpenAPI document allows and forbids: `scripts/fuzz_http --cases 5000`.
+"""Call the HTTP door with what its own OpenAPI document allows and forbids: `scripts/fuzz_http --cases 5000`.
 
 schemathesis makes the requests; it is no dependency of kvhive's: `pip install schemathesis` somewhere, and
 name its program by `--schemathesis`. Without a URL, a router of our own before simulated workers is called.
@@ -14,6 +14,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import grpc
 
 from kvhive.proto.v1 import inference_pb2_grpc
 from kvhive.scripts.bench_proxy_rig import running_rig
-from kvhive.scripts.fuzz_grpc import left
+from kvhive.scripts.fuzz_grpc import MAX_CONTEXT, left
 
 CHECKS = (
     "not_a_server_error",
@@ -34,9 +35,6 @@ CHECKS = (
     "unsupported_method",
 )
 """Not that all is accepted which the document allows: it cannot say what fits into a context together."""
-MAX_CONTEXT = 512
-"""Of the simulated model: who names no max_tokens is not to wait for thousands."""
-OPERATIONS = 6
 REQUEST_TIMEOUT_S = 60
 """A request that takes longer hangs."""
 
@@ -52,11 +50,15 @@ def _target(url: str, grpc_target: str) -> Iterator[tuple[str, str]]:
 
 
 def fuzz(program: str, url: str, cases: int, seed: int) -> dict[str, Any]:
-    """Run schemathesis; return its report. Some cases more than asked for: the edges of every field."""
+    """Run schemathesis; return its report. Some cases more than asked for: the edges of every field.
+
+    What takes no body has few cases, however many are wanted, so those that take one share them all.
+    """
+    posts = _posts(url)
     with tempfile.TemporaryDirectory(prefix="kvhive-fuzz-") as folder:
         report = Path(folder) / "report.json"
         command = [program, "run", f"{url}/openapi.json", "--url", url, "--checks", ",".join(CHECKS)]
-        command += ["--phases", "coverage,fuzzing", "--max-examples", str(-(-cases // OPERATIONS))]
+        command += ["--phases", "coverage,fuzzing", "--max-examples", str(-(-cases // posts))]
         command += ["--seed", str(seed), "--generation-database", "none", "--continue-on-failure"]
         command += [
             "--request-timeout",
@@ -69,6 +71,13 @@ def fuzz(program: str, url: str, cases: int, seed: int) -> dict[str, Any]:
         subprocess.run(command, stdout=sys.stderr, check=False, cwd=folder)
         made: dict[str, Any] = json.loads(report.read_text())
         return made
+
+
+def _posts(url: str) -> int:
+    """Return how many operations of the document take a body."""
+    with urllib.request.urlopen(f"{url}/openapi.json", timeout=REQUEST_TIMEOUT_S) as answer:
+        paths: dict[str, Any] = json.load(answer)["paths"]
+    return sum("post" in path for path in paths.values())
 
 
 async def left_behind(target: str) -> list[str]:
@@ -84,7 +93,7 @@ async def left_behind(target: str) -> list[str]:
 @click.option("--seed", type=int, default=1, show_default=True)
 @click.option("--schemathesis", "program", default="st", show_default=True)
 def main(url: str, grpc_target: str, cases: int, seed: int, program: str) -> None:
-    """Fuzz OpenAI's door; print a summary as JSON. The exit status is 1 where something went wrong."""
+    """Fuzz the HTTP door; print a summary as JSON. The exit status is 1 where something went wrong."""
     with _target(url, grpc_target) as (http, target):
         report = fuzz(program, http, cases, seed)
         busy = asyncio.run(left_behind(target)) if target else []

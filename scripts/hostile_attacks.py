@@ -22,7 +22,7 @@ from kvhive.proto.v1 import inference_pb2_grpc
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 DEEP = 50_000
-CROWD = 600_000
+CROWD_BYTES = (2**20, 15 * 2**20)
 PAUSE_S = 0.05
 _EXPECTED = (OSError, EOFError, grpc.aio.AioRpcError, TimeoutError)
 
@@ -139,16 +139,20 @@ async def grpc_floods(http: str, target: str) -> None:
 
 
 async def grpc_crowds(http: str, target: str) -> None:
-    """Messages of a megabyte or two that are nothing but empty pieces."""
-    crowds = [pb.GenerateRequest(text="x") for _ in range(4)]
-    crowds[0].chat.messages.extend([pb.ChatMessage()] * CROWD)
-    crowds[1].pins.extend([pb.Pin()] * CROWD)
-    crowds[2].sampling.stop.extend([""] * CROWD)
-    crowds[3].token_ids.ids.extend([1] * CROWD)
+    """Messages, of a megabyte and of as many as may be, that are nothing but empty pieces."""
+    pieces = (
+        pb.GenerateRequest(pins=[pb.Pin()]),
+        pb.GenerateRequest(sampling=pb.SamplingParams()),
+        pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage()])),
+        pb.GenerateRequest(sampling=pb.SamplingParams(stop=[""])),
+    )
+    crowds = [_crowd(piece, size) for size in CROWD_BYTES for piece in pieces]
+    crowds += [pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1] * 600_000)).SerializeToString()]
 
-    async def call(crowd: pb.GenerateRequest) -> None:
+    async def call(crowd: bytes) -> None:
         async with grpc.aio.insecure_channel(target, [("grpc.use_local_subchannel_pool", 1)]) as channel:
-            await inference_pb2_grpc.InferenceStub(channel).Generate(crowd, timeout=5).read()
+            generate: Any = channel.unary_stream("/kvhive.v1.Inference/Generate")
+            await generate(crowd, timeout=5).read()
 
     await _many(2, *(lambda crowd=crowd: call(crowd) for crowd in crowds))
 
@@ -170,6 +174,25 @@ ATTACKS: dict[str, Callable[[str, str], Awaitable[None]]] = {
         grpc_crowds,
     )
 }
+
+
+def _crowd(piece: pb.GenerateRequest, size: int) -> bytes:
+    """Return a message of about so many bytes that has a piece of a few bytes again and again."""
+    raw = piece.SerializeToString()
+    if len(raw) == 2:
+        return raw * (size // 2)
+    # Inside its one field, so that it is that field's pieces that are many.
+    inside = raw[2:] * (size // 2)
+    return raw[:1] + _size(len(inside)) + inside
+
+
+def _size(count: int) -> bytes:
+    """Spell a number as lengths are spelled: seven bits in a byte, the last one first."""
+    spelled = bytearray()
+    while count > 127:
+        spelled.append(count & 127 | 128)
+        count >>= 7
+    return bytes([*spelled, count])
 
 
 def _body(**fields: Any) -> bytes:

@@ -1,9 +1,11 @@
 """`kvhive up`: from a configuration to a cluster that serves, or to nothing at all.
 
-    runtime directory -> Ray -> Redis -> controller -> workers -> router -> supervisor
+    runtime directory -> Redis -> controller (which imports) -> Ray -> workers -> supervisor
+                                                                   -> router  ->
 
-Each step is written down before the next begins, so whatever ends a start half-way (an error, Ctrl-C, a
-crash), the same tear-down finds and removes all of it.
+Workers and the router begin together: a router without workers lets requests wait. Each step is written down
+before the next begins, so whatever ends a start half-way (an error, Ctrl-C, a crash), the same tear-down
+finds and removes all of it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from kvhive.scripts.progress import Progress
 from kvhive.scripts.ray_driver import check_answers
 from kvhive.scripts.ray_head import start_head
 from kvhive.scripts.redis_check import check_redis
-from kvhive.scripts.router_process import READY_FILE, RouterSpec, start_router, wait_routable
+from kvhive.scripts.router_process import READY_FILE, RouterSpec, StartingRouter, wait_routable
 from kvhive.scripts.supervisor import launch_supervisor
 from kvhive.scripts.teardown import interrupts_ignored, tear_down
 from kvhive.worker.model_config import ModelConfig, read_model_config
@@ -52,6 +54,7 @@ class Start:
     model: Path
     model_config: ModelConfig
     dtype: str = "float32"
+    device: str = "cpu"
 
     @property
     def runtime_dir(self) -> Path:
@@ -83,6 +86,9 @@ def bring_up(config: ClusterConfig, folder: StateFolder, report: Progress, ray_a
         check_redis(config.redis.url, config.redis.timeout_s)
     if ray_address and config.workers.host == "node" and not config.redis.url:
         raise ConfigError("redis.url: workers on other machines need a Redis that they can reach")
+    if ray_address:
+        report("ray", f"attaching to {ray_address}")
+        check_answers(ray_address)  # said now, and not by a controller that has imported everything first
     with _runtime_dir() as runtime_dir:
         token = secrets.token_hex(32)
         state = ClusterState(config.cluster, str(runtime_dir), token, to_mapping(config))
@@ -96,10 +102,12 @@ def bring_up(config: ClusterConfig, folder: StateFolder, report: Progress, ray_a
 
 def _start_everything(start: Start, ray_address: str) -> None:
     os.environ[RUNTIME_DIR_VARIABLE] = start.state.runtime_dir  # all that is started from here on carries it
-    _start_ray(start, ray_address)
     _start_redis(start)
-    _start_workers(start)
-    _start_router(start)
+    controller = FirstController(start.runtime_dir, lambda process: start.note(controller=process))
+    _start_ray(start, ray_address)
+    _start_workers(start, controller)
+    router = _start_router(start)
+    _wait_serving(start, controller, router)
     supervisor = launch_supervisor(start.runtime_dir, start.folder)
     start.note(ready=True, supervisor=supervisor)
 
@@ -122,8 +130,6 @@ def _runtime_dir() -> Iterator[Path]:
 
 def _start_ray(start: Start, address: str) -> None:
     if address:
-        start.report("ray", f"attaching to {address}")
-        check_answers(address)  # said now, and not by a controller that has imported everything first
         start.note(ray=RaySession(address))
         return
     start.report("ray", "starting a local head")
@@ -151,31 +157,30 @@ def _start_redis(start: Start) -> None:
     start.report("redis", "running")
 
 
-def _start_workers(start: Start) -> None:
-    """Start the controller, which creates the workers, and wait until they serve."""
+def _start_workers(start: Start, controller: FirstController) -> None:
+    """Let the controller create the workers, and wait until it has begun."""
     start.report("workers", "starting")
     state, count = start.state, start.config.workers.count
     assert state.ray is not None
-    spec = ControllerSpec(
-        config=to_mapping(start.config),
-        ray_address=state.ray.address,
-        ray_token=state.ray.auth_token,
-        redis_url=state.redis_url,
-        cluster_token=state.cluster_token,
-        model_path=str(start.model),
-        model_name=start.model_name,
-        runtime_dir=state.runtime_dir,
-        cores=(os.cpu_count() or 1) if state.ray.owned else 0,
+    controller.tell(
+        ControllerSpec(
+            config=to_mapping(start.config),
+            ray_address=state.ray.address,
+            ray_token=state.ray.auth_token,
+            redis_url=state.redis_url,
+            cluster_token=state.cluster_token,
+            model_path=str(start.model),
+            model_name=start.model_name,
+            runtime_dir=state.runtime_dir,
+            cores=(os.cpu_count() or 1) if state.ray.owned else 0,
+        )
     )
-    controller = FirstController(spec, started=lambda process: start.note(controller=process))
     begun = controller.wait_begun()
-    start.dtype, device = begun["dtype"], begun["device"]
+    start.dtype, start.device = begun["dtype"], begun["device"]
     start.note(workers=tuple(f"w{number}" for number in range(1, count + 1)))
-    controller.wait_serving(count, start.config.workers.start_timeout_s, start.report)
-    start.report("workers", f"{count} serving on {device}")
 
 
-def _start_router(start: Start) -> None:
+def _start_router(start: Start) -> StartingRouter:
     start.report("router", "starting")
     config, state = start.config, start.state
     limit = start.model_config.max_context
@@ -192,7 +197,15 @@ def _start_router(start: Start) -> None:
         vocab_size=start.model_config.vocab_size,
         ready_file=str(start.runtime_dir / READY_FILE),
     )
-    ready = start_router(start.runtime_dir, spec, started=lambda process: start.note(router=process))
+    return StartingRouter(start.runtime_dir, spec, started=lambda process: start.note(router=process))
+
+
+def _wait_serving(start: Start, controller: FirstController, router: StartingRouter) -> None:
+    """Wait until every worker serves, and the router sends it requests."""
+    workers, state = start.config.workers, start.state
+    controller.wait_serving(workers.count, workers.start_timeout_s, start.report)
+    start.report("workers", f"{workers.count} serving on {start.device}")
+    ready = router.wait_ready()
     start.note(grpc=ready.grpc, http=ready.http)
-    wait_routable(ready.grpc, state.cluster_token, len(state.workers))
+    wait_routable(ready.grpc, state.cluster_token, workers.count)
     start.report("router", "ready")

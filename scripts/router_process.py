@@ -98,25 +98,29 @@ def keep_ports(runtime_dir: Path, grpc: str, http: str) -> None:
     replace(spec, config={**spec.config, "router": router}).save(path)
 
 
-def start_router(
-    runtime_dir: Path, spec: RouterSpec, started: Callable[[ProcessId | None], None]
-) -> ReadyRouter:
-    """Start the router and wait until its doors are open; `started` gets the process at once.
+class StartingRouter:
+    """A router that has been started and opens its doors by and by."""
 
-    Raises ClusterError when it dies or does not get ready in time.
-    """
-    log, ready = runtime_dir / _LOG, Path(spec.ready_file)
-    spec.save(runtime_dir / SPEC_FILE)
-    process = launch_router(runtime_dir)
-    started(identify(process.pid))
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while not ready.exists():
-        if process.poll() is not None:
-            raise ClusterError(f"the router ended with status {process.returncode}: {last_line(log)}")
-        if time.monotonic() > deadline:
-            raise ClusterError(f"the router was not ready after {START_TIMEOUT_S:g} s: {last_line(log)}")
-        time.sleep(_POLL_S)
-    return ReadyRouter.load(ready)
+    def __init__(
+        self, runtime_dir: Path, spec: RouterSpec, started: Callable[[ProcessId | None], None]
+    ) -> None:
+        """Start it; `started` gets the process at once."""
+        self._ready, self._log = Path(spec.ready_file), runtime_dir / _LOG
+        spec.save(runtime_dir / SPEC_FILE)
+        self._process = launch_router(runtime_dir)
+        started(identify(self._process.pid))
+
+    def wait_ready(self) -> ReadyRouter:
+        """Wait until its doors are open. Raises ClusterError when it dies or does not get ready in time."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self._ready.exists():
+            if (status := self._process.poll()) is not None:
+                raise ClusterError(f"the router ended with status {status}: {last_line(self._log)}")
+            if time.monotonic() > deadline:
+                said = last_line(self._log)
+                raise ClusterError(f"the router was not ready after {START_TIMEOUT_S:g} s: {said}")
+            time.sleep(_POLL_S)
+        return ReadyRouter.load(self._ready)
 
 
 def wait_routable(grpc_target: str, cluster_token: str, count: int) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import gc
+import hashlib
+import importlib.metadata
 import importlib.util
+import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +21,28 @@ from redis_fixtures import index_redis, own_redis, redis_server
 __all__ = ["demo_gguf", "hf_model", "hf_tokenizer", "index_redis", "own_redis", "redis_server"]
 
 
-def pytest_collection_finish() -> None:
+LONGEST = {
+    *("test_bench_proxy.py", "test_chaos.py", "test_failover.py"),
+    *("test_pool_accounting.py", "test_soak_transfer.py", "test_torch_runner.py"),
+}
+"""Of those who need no cluster: each a quarter of a minute or more."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest first: two that share the tests, file by file, are to end at the same time."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
     """Thousands of tests, and what they import, stay to the end: a look for cycles there takes a second."""
-    gc.collect()
-    gc.freeze()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")
@@ -55,22 +77,56 @@ def gguf_cached() -> Callable[[], contextlib.AbstractContextManager[None]]:
 
 
 @pytest.fixture(scope="session")
-def hf_model(demo_gguf: Path, gguf_cached: Callable[[], contextlib.AbstractContextManager[None]]) -> Any:
-    """The demo model in transformers, float32 on the CPU. Takes many seconds, once a session."""
-    import torch
-    from transformers import AutoModelForCausalLM
+def hf_folder(
+    demo_gguf: Path,
+    gguf_cached: Callable[[], contextlib.AbstractContextManager[None]],
+    pytestconfig: pytest.Config,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """The demo model in Hugging Face's form, as transformers itself converts it, in float32.
 
-    with gguf_cached():
-        model = AutoModelForCausalLM.from_pretrained(
-            demo_gguf.parent, gguf_file=demo_gguf.name, dtype=torch.float32
-        )
-    return model.eval()
+    That takes it half a minute, so it is done once for all processes and kept in pytest's cache.
+    """
+    cache = getattr(pytestconfig, "cache", None)
+    kept: Path = cache.mkdir("hf_demo") if cache else tmp_path_factory.mktemp("hf_demo")
+    source = (
+        f"{hashlib.sha256(demo_gguf.read_bytes()).hexdigest()} {importlib.metadata.version('transformers')}"
+    )
+    folder = kept / hashlib.sha256(source.encode()).hexdigest()[:16]
+    with (kept / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            for old in kept.glob("*/"):
+                shutil.rmtree(old)
+            with gguf_cached():
+                _convert(demo_gguf, kept / "new")
+            (kept / "new").rename(folder)
+    return folder
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    model.hf_quantizer = None  # all of it is float32 by now, which it does not know and would not write
+    del model.config.quantization_config
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
 
 
 @pytest.fixture(scope="session")
-def hf_tokenizer(demo_gguf: Path, gguf_cached: Callable[[], contextlib.AbstractContextManager[None]]) -> Any:
-    """The demo model's tokenizer in transformers. Takes several seconds, once a session."""
+def hf_model(hf_folder: Path) -> Any:
+    """The demo model in transformers, float32 on the CPU."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(hf_folder, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="session")
+def hf_tokenizer(hf_folder: Path) -> Any:
+    """The demo model's tokenizer in transformers."""
     from transformers import AutoTokenizer
 
-    with gguf_cached():
-        return AutoTokenizer.from_pretrained(demo_gguf.parent, gguf_file=demo_gguf.name)
+    return AutoTokenizer.from_pretrained(hf_folder)

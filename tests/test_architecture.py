@@ -228,6 +228,12 @@ def test_importing_what_a_status_needs_brings_neither_torch_nor_ray() -> None:
     assert not loaded & {"torch", "ray"}
 
 
+def test_who_makes_workers_and_ends_them_waits_for_no_torch() -> None:
+    """It would take longer than all else that a controller does before its workers start."""
+    loaded = modules_after("import kvhive.scripts.control, kvhive.scripts.fleet_actors")
+    assert "ray" in loaded and "torch" not in loaded
+
+
 def test_the_readme_has_a_line_for_every_file() -> None:
     tree = (ROOT / "README.md").read_text().partition("## The tree")[2].partition("##")[0]
     listed = {line.split()[0] for line in tree.splitlines() if line.startswith("    ")}

@@ -7,6 +7,8 @@ started, tried again and stopped is server_life.py.
 
 Where ranks share a model, the worker has a placement group on one machine, and its actor, which is rank 0,
 makes the others in it. Ray ends them with it, however it ends; it ends when one of them does.
+
+Who makes actors, asks them and ends them needs no torch, whose import takes seconds: actors do it themselves.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import ray
 import ray.exceptions
@@ -28,10 +31,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from kvhive.proto.errors import Unavailable
 from kvhive.worker.options import WorkerOptions
-from kvhive.worker.rank_follower import follow
-from kvhive.worker.rank_group import Meeting
-from kvhive.worker.server import WorkerServer
-from kvhive.worker.server_life import Phase, ServerLife
+
+if TYPE_CHECKING:  # what brings torch
+    from kvhive.worker.rank_group import Meeting
+    from kvhive.worker.server import WorkerServer
+    from kvhive.worker.server_life import Phase
 
 NAMESPACE = "kvhive"
 NODE_HOST = "node"
@@ -62,6 +66,9 @@ class WorkerActor:
     """One worker in its own process."""
 
     def __init__(self, options: WorkerOptions) -> None:
+        from kvhive.worker.server import WorkerServer
+        from kvhive.worker.server_life import ServerLife
+
         _log_to_ray()
         if options.host == NODE_HOST:
             options = dataclasses.replace(options, host=ray.util.get_node_ip_address())
@@ -96,15 +103,17 @@ class RankActor:
     """One of the other ranks of a worker, in its own process."""
 
     def __init__(self, options: WorkerOptions, rank: int) -> None:
+        from kvhive.worker.rank_follower import follow
+
         _log_to_ray()
-        self._options, self._rank = options, rank
+        self._follow = partial(follow, options, rank=rank)
 
     def begun(self) -> None:
         """Answer when the process is there and has imported what it needs."""
 
     def follow(self, meeting: Meeting) -> None:
         """Compute what rank 0 tells until it ends; raises what rank_follower.follow does."""
-        follow(self._options, meeting, self._rank)
+        self._follow(meeting)
 
 
 class RankActors:

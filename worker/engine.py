@@ -279,9 +279,9 @@ class Engine:
                 self._sequences.pop(seq.request_id, None)
         self.steps += 1
         self._report()  # before the outputs: who sees a request end finds its blocks already accounted for
-        self._hooks.publish(self._manager.pool.drain_events())
         if outputs:
             self._hooks.deliver(outputs)
+        self._hooks.publish(self._manager.pool.drain_events())  # tokens are waited for, the index is advice
 
     def _report(self) -> None:
         usage = self._manager.pool.usage()

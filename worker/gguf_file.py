@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Container
+from collections import deque
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -128,17 +129,29 @@ class _Reader:
 
     def _array(self, key: str) -> tuple[int | float | bool, ...] | None:
         kind, count = int(self._scalar("I")), int(self._scalar("Q"))
-        if kind == _STRING and key in self._wanted:
-            self._strings[key] = tuple(self._string(key) for _ in range(count))
-            return None
         if kind == _STRING:
-            for _ in range(count):
-                self._take(int(self._scalar("Q")), key)
+            texts = self._texts(count, key)
+            if key in self._wanted:
+                self._strings[key] = tuple(text.decode("utf-8", errors="replace") for text in texts)
+            else:
+                deque(texts, maxlen=0)  # gone over, and not kept
             return None
         if kind not in _SCALARS:
             raise self._damaged(f"{key} is an array of unknown type {kind}")
         raw = self._take(count * struct.calcsize("<" + _SCALARS[kind]), key)
         return struct.unpack(f"<{count}{_SCALARS[kind]}", raw) if count <= _MAX_KEPT_ARRAY else None
+
+    def _texts(self, count: int, what: str) -> Iterator[bytes]:
+        """Go over strings that lie one behind the other: a vocabulary has some 100,000 of them."""
+        data, size, length_at = self._data, len(self._data), struct.Struct("<Q").unpack_from
+        offset = self._offset
+        for _ in range(count):
+            begin = offset + 8
+            offset = begin + length_at(data, offset)[0] if begin <= size else begin
+            if offset > size:
+                raise self._damaged(f"{what} ends beyond the file")
+            yield data[begin:offset]
+        self._offset = offset
 
     def _tensor_header(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._string("a tensor's name")

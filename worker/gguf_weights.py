@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -38,6 +39,10 @@ _GEMMA_INSIDE = _INSIDE | {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_ROWS_AT_ONCE = 16
+"""Of what gguf.quants.dequantize is given."""
+_VALUES_AT_ONCE = 1 << 19
+"""2 MiB: beyond that it takes more memory and no less time."""
 
 
 def iterate_gguf(path: Path, config: DecoderConfig) -> Iterator[tuple[str, torch.Tensor]]:
@@ -79,11 +84,21 @@ def _read(path: Path, tensor: GgufTensor) -> np.ndarray:
     if raw.size != tensor.nbytes:
         raise ModelError(f"{path}: damaged or truncated: tensor {tensor.name} ends beyond the file")
     try:
-        values = dequantize(raw.reshape(*tensor.shape[:-1], -1), kind)
+        values = dequantize(raw.reshape(_rows(tensor), -1), kind)
     except (NotImplementedError, ValueError) as error:
         raise ModelError(f"{path}: tensor {tensor.name} of type {tensor.kind} is not supported") from error
     # A copy where dequantize has none to make: torch takes only writable, contiguous arrays.
     return np.require(values.reshape(tensor.shape), np.float32, ["C", "W"])
+
+
+def _rows(tensor: GgufTensor) -> int:
+    """In how many rows to dequantize: each 16 of them take their time in Python, however short they are.
+
+    A row ends where a block does, so that several of them in one give the same values.
+    """
+    rows = math.prod(tensor.shape[:-1])
+    together = max(1, _VALUES_AT_ONCE // (_ROWS_AT_ONCE * max(1, tensor.shape[-1])))
+    return rows // math.gcd(rows, 1 << (together.bit_length() - 1))
 
 
 def _undo_permutation(path: Path, tensor: GgufTensor, values: np.ndarray, heads: int) -> np.ndarray:

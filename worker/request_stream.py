@@ -25,8 +25,7 @@ class RequestStream:
 
     def __init__(self, choices: Iterable[int], heard: Callable[[], None] | None = None) -> None:
         """Begin; `heard` is called when there is news, where nobody waits in `take`."""
-        self.choices = tuple(choices)
-        self._open = set(self.choices)
+        self._open = set(choices)
         self._outputs: deque[Output | None] = deque()  # bounded by the choices' max_tokens
         self._news = asyncio.Event()
         self._heard = heard or self._news.set
@@ -41,6 +40,11 @@ class RequestStream:
     def ended(self) -> bool:
         """Whether all choices have ended, or were stopped, and nothing more is to come."""
         return not self._open
+
+    @property
+    def unfinished(self) -> frozenset[int]:
+        """The choices of which more is to come, as far as was taken out."""
+        return frozenset(self._open)
 
     @property
     def ready(self) -> bool:

@@ -166,12 +166,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         return stream
 
     def close(self, request_id: str) -> None:
-        """See RequestDesk. Sequences that have ended are ended twice, which does no harm."""
+        """See RequestDesk. The engine is not woken for what has ended by itself."""
         stream = self._streams.pop(request_id)
         if not self._streams:
             self._idle.set()
         assert self._engine is not None
-        for choice in stream.choices:
+        for choice in stream.unfinished:
             self._engine.cancel(f"{request_id}/{choice}")
 
     async def Generate(

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
-
-import torch
 
 from kvhive.proto.block_hash import BlockHash
 
@@ -30,13 +28,8 @@ class Parcel:
     """The places of each message's blocks."""
 
     @property
-    def sealed(self) -> bool:
-        """Whether it begins a chunk: the seal goes before it."""
-        return self.parts[0].start == self.chunk.start
-
-    @property
     def completes(self) -> bool:
-        """Whether its chunk is complete with it."""
+        """Whether its chunk is complete with it: the seal comes after it."""
         return self.parts[-1].stop == self.chunk.stop
 
 
@@ -52,16 +45,34 @@ class Cargo:
     messages: Sequence[int]
     """Blocks of each message, in order."""
 
-    def parcels(self, whole: bool) -> Iterator[Parcel]:
-        """Yield each chunk as one parcel, or each message."""
-        for chunk, parts in self.chunks():
-            if whole:
-                yield Parcel(chunk, parts)
-            else:
-                yield from (Parcel(chunk, [part]) for part in parts)
+    chunks: list[Parcel] = field(init=False)
+    """Cut once, before anybody waits for it."""
+    in_rows: bool = field(init=False)
+    """Whether each message's blocks lie in a row in this side's pool."""
 
-    def chunks(self) -> Iterator[tuple[range, list[range]]]:
-        """Yield the places of each chunk's blocks, and of each of its messages' blocks."""
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "chunks", list(self._cut()))
+        object.__setattr__(
+            self, "in_rows", all(self.row(part) for each in self.chunks for part in each.parts)
+        )
+
+    def parcels(self, whole: bool) -> list[Parcel]:
+        """Return each chunk as one parcel, or each message."""
+        if whole:
+            return self.chunks
+        return [Parcel(each.chunk, [part]) for each in self.chunks for part in each.parts]
+
+    def seal(self, chunk: range) -> bytes:
+        """Return the digest that comes after a chunk: of the nonce, its place and its blocks' hashes."""
+        hashes = self.hashes[chunk.start : chunk.stop]
+        return hashlib.sha256(b"".join([self.nonce, chunk.start.to_bytes(8, "little"), *hashes])).digest()
+
+    def row(self, part: range) -> bool:
+        """Whether a message's blocks lie in a row in this side's pool."""
+        blocks = self.blocks[part.start : part.stop]
+        return list(blocks) == list(range(blocks[0], blocks[0] + len(blocks)))
+
+    def _cut(self) -> Iterator[Parcel]:
         begin, total = 0, len(self.hashes)
         ends = iter(_ranges(self.messages))
         while begin < total:
@@ -69,25 +80,8 @@ class Cargo:
             parts: list[range] = []
             while not parts or parts[-1].stop < chunk.stop:
                 parts.append(next(ends))
-            yield chunk, parts
+            yield Parcel(chunk, parts)
             begin = chunk.stop
-
-    def seal(self, chunk: range) -> torch.Tensor:
-        """Return the digest that goes before a chunk: of the nonce, its place and its blocks' hashes."""
-        digest = hashlib.sha256(self.nonce + chunk.start.to_bytes(8, "little"))
-        for place in chunk:
-            digest.update(self.hashes[place])
-        return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
-
-    @property
-    def in_rows(self) -> bool:
-        """Whether each message's blocks lie in a row in this side's pool."""
-        return all(self.row(part) for part in _ranges(self.messages))
-
-    def row(self, part: range) -> bool:
-        """Whether a message's blocks lie in a row in this side's pool."""
-        blocks = self.blocks[part.start : part.stop]
-        return blocks[-1] - blocks[0] == len(blocks) - 1 and runs(blocks) == [len(blocks)]
 
 
 def runs(blocks: Sequence[int]) -> list[int]:

@@ -54,8 +54,12 @@ class PairChannel:
 
     def __init__(self, group: ProcessGroup, backend: Any, rank: int, device: torch.device) -> None:
         self._group: ProcessGroup | None = group
-        self._backend = backend
-        self._rank = rank
+        sends = rank == SENDER
+        self._move: Any = group.send if sends else group.recv
+        if not backend.supports_coalescing:  # gloo, without the way through torch's dispatcher
+            self._move = backend.send if sends else backend.recv
+        self._coalesces = bool(backend.supports_coalescing)
+        self._peer = 1 - rank
         self.device = device
         """Where what it moves must be."""
 
@@ -69,17 +73,15 @@ class PairChannel:
 
         Returns what `wait` waits for. The tensors belong to the channel until then. Raises ChannelBroken.
         """
-        group, peer = self._group, 1 - self._rank
-        if group is None:
+        group, move = self._group, self._move
+        if group is None or move is None:
             raise ChannelBroken("the channel is closed")
         try:
-            if not self._backend.supports_coalescing:  # gloo, without the way through torch's dispatcher
-                direct = self._backend.send if self._rank == SENDER else self._backend.recv
-                return [direct([message], peer, 0) for message in messages]
-            move = group.send if self._rank == SENDER else group.recv
+            if not self._coalesces:
+                return [move([message], self._peer, 0) for message in messages]
             group._start_coalescing(self.device)
             for message in messages:
-                move([message], peer, 0)
+                move([message], self._peer, 0)
             return [group._end_coalescing(self.device)]
         except RuntimeError as error:
             raise ChannelBroken(_first_line(error)) from None
@@ -108,7 +110,7 @@ class PairChannel:
                 group.abort()
             except RuntimeError:
                 group.shutdown()
-        self._backend = None
+        self._move = None  # it holds the backend
 
 
 class ChannelMaker:

@@ -50,7 +50,7 @@ class Staging:
 
     def load(self, cargo: Cargo) -> Loading:
         """Make ready for one transfer."""
-        straight = self._device.type == "cpu" and cargo.in_rows
+        straight = self._stream is None and cargo.in_rows
         if not straight and not self._buffers:
             shape = (STAGED_DEPTH, *self._shape)  # one piece of memory, for the sake of huge pages
             self._buffers = list(torch.empty(shape, dtype=torch.uint8, device=self._device))

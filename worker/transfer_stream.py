@@ -1,8 +1,9 @@
 """The blocks of one chain over a channel, chunk by chunk, each under a seal.
 
-A chunk is a few MiB of blocks. Before its blocks goes its seal, a digest of the transfer's nonce, the chunk's
+A chunk is a few MiB of blocks. After its blocks goes its seal, a digest of the transfer's nonce, the chunk's
 number and the hashes of its blocks: what arrives under another seal than the expected one is somebody else's,
-and is never registered. Several chunks are on their way at a time.
+and is never registered. Both sides compute it while the blocks are on their way, which is why it is last.
+Several chunks are on their way at a time.
 """
 
 from __future__ import annotations
@@ -66,8 +67,11 @@ def send(channel: PairChannel, staging: Staging, cargo: Cargo, pace: Pace) -> No
                 sent += sum(message.numel() for message in messages)
                 _throttle(pace, began, sent)
                 pace.next_limit()
-                seal = [cargo.seal(parcel.chunk).to(channel.device)] if parcel.sealed else []
-                pending.append(channel.begin([*seal, *messages]))
+                works = channel.begin(messages)
+                if parcel.completes:
+                    seal = torch.frombuffer(bytearray(cargo.seal(parcel.chunk)), dtype=torch.uint8)
+                    works += channel.begin([seal.to(channel.device)])
+                pending.append(works)
             while pending:  # who has all of it may hang up before this thread knows
                 channel.wait(pending.popleft(), pace.last_limit())
     finally:
@@ -85,20 +89,23 @@ def receive(
     try:
         with staging.stream():
             loading = staging.load(cargo)
-            parcels = list(cargo.parcels(loading.whole))
+            parcels = cargo.parcels(loading.whole)
 
             def expect(number: int) -> None:
                 parcel = parcels[number]
-                seal = torch.empty(SEAL_BYTES * parcel.sealed, dtype=torch.uint8, device=channel.device)
-                messages = loading.incoming(number % loading.depth, parcel.parts)
-                pending.append((seal, channel.begin([seal, *messages] if parcel.sealed else messages)))
+                works = channel.begin(loading.incoming(number % loading.depth, parcel.parts))
+                seal = torch.empty(SEAL_BYTES * parcel.completes, dtype=torch.uint8, device=channel.device)
+                if parcel.completes:
+                    works += channel.begin([seal])
+                pending.append((seal, works))
 
             for number in range(min(loading.depth, len(parcels))):
                 expect(number)
             for number, parcel in enumerate(parcels):
                 seal, works = pending.popleft()
+                expected = cargo.seal(parcel.chunk) if parcel.completes else b""
                 channel.wait(works, pace.next_limit())
-                if parcel.sealed and not torch.equal(seal.cpu(), cargo.seal(parcel.chunk)):
+                if bytes(seal.tolist()) != expected:
                     raise ChannelBroken(
                         f"chunk {parcel.chunk.start // cargo.chunk_blocks} has another seal than expected"
                     )

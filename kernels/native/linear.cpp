@@ -36,7 +36,7 @@ class Linear {
     int64_t run = panels_for(rows), most = std::max(run, std::min(fitting, fair) / run * run);
     int64_t pieces = (panels + most - 1) / most;
     for_pieces(pieces * groups, threads, [&](int64_t piece, int) {
-      int64_t row = piece / pieces * GROUP_ROWS, panel = piece % pieces * most;
+      int64_t row = piece / pieces * GROUP_ROWS, panel = place_of_turn(piece % pieces, pieces, threads) * most;
       compute(row, std::min(GROUP_ROWS, rows - row), panel, std::min(panels, panel + most));
     });
   }

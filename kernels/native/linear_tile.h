@@ -79,17 +79,16 @@ __attribute__((noinline)) void multiply(const Tile<Weights> tile) {
       store(tile.sums + r * tile.sums_stride + p * PANEL + half * LANES, sums[r][p][half]);
 }
 
-// Panels that so few rows take at once: a single chain of sums would wait for itself.
+// Panels that so few rows take at once: a single chain of sums would wait for itself. Three rows of two panels
+// would need more registers than there are.
 constexpr int panels_for(int64_t rows) {
-  return rows == 1 ? 6 : rows <= 3 ? 2 : 1;
+  return rows == 1 ? 6 : rows == 2 ? 2 : 1;
 }
 
-// Multiply `rows` rows (1, 2 or 3) by panels_for(rows) panels.
+// Multiply one row or two by panels_for(rows) panels.
 template <typename Weights>
 inline void multiply_few(int64_t rows, const Tile<Weights>& tile) {
-  if (rows == 1) return multiply<Weights, 1, panels_for(1)>(tile);
-  if (rows == 2) return multiply<Weights, 2, panels_for(2)>(tile);
-  multiply<Weights, 3, panels_for(3)>(tile);
+  rows == 1 ? multiply<Weights, 1, panels_for(1)>(tile) : multiply<Weights, 2, panels_for(2)>(tile);
 }
 
 // Multiply any number of rows by one panel, and spread what is asked for ahead over all of them.

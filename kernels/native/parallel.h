@@ -25,6 +25,13 @@ inline void for_pieces(int64_t count, int threads, F work) {
                          [](void* of, int64_t piece, int thread) { (*(F*)of)(piece, thread); });
 }
 
+// Which of `count` pieces is taken at a turn, where threads that take turns each go on with the neighbour of
+// their last one: what a thread asks memory for ahead is then what it comes to, and not what another is at.
+inline int64_t place_of_turn(int64_t turn, int64_t count, int threads) {
+  int64_t lane = turn % threads;
+  return lane * (count / threads) + std::min(lane, count % threads) + turn / threads;
+}
+
 // Call work(i) for all i below `count`, in pieces of neighbours.
 template <typename F>
 inline void for_each(int64_t count, int threads, F work) {

@@ -15,7 +15,7 @@ from kvhive.router.anthropic.events import PING, MessageEvents, named
 from kvhive.router.anthropic.request import MessagesRequest
 from kvhive.router.anthropic.response import MessageShape
 from kvhive.router.frontend import Delta, Finished, GenerationEvent, Started, TokenizingFrontend
-from kvhive.router.http_exchange import HttpExchange, write
+from kvhive.router.http_exchange import HttpExchange, WatchedSend, write
 from kvhive.router.http_headers import IGNORED_HEADER
 from kvhive.router.http_heartbeat import beating
 from kvhive.router.request import validate_request
@@ -46,7 +46,7 @@ class MessageExchange(HttpExchange):
         """See HttpExchange."""
         return named("error", describe_error(error, self._request_id))
 
-    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, scope: Scope, receive: Receive, send: WatchedSend) -> None:
         """See HttpExchange."""
         response: Response | None
         try:
@@ -67,7 +67,9 @@ class MessageExchange(HttpExchange):
         shape = MessageShape(self._request_id, self._model)
         return JSONResponse(shape.prewarmed(usages[0]), headers=self._head(usages[0].worker_id))
 
-    async def _generate(self, events: AsyncGenerator[GenerationEvent, None], send: Send) -> Response | None:
+    async def _generate(
+        self, events: AsyncGenerator[GenerationEvent, None], send: WatchedSend
+    ) -> Response | None:
         """Return a whole answer; or stream one, and return None. Raises what comes before it has begun."""
         started = await anext(events)
         assert isinstance(started, Started), "a generation begins with Started"
@@ -80,7 +82,7 @@ class MessageExchange(HttpExchange):
         made = MessageEvents(shape)
         await write(send, made.begun(started.prompt_tokens))
         try:
-            async with beating(send, PING) as send:
+            async with beating(send, PING):
                 await _stream(made, events, send)
         except KvhiveError as error:
             await write(send, self.last_event(error), more=False)

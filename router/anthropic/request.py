@@ -24,15 +24,15 @@ from kvhive.router.sampling_params import Grammar, SamplingParams
 
 MAX_TEMPERATURE = 1.0
 """Anthropic's, and its default."""
-_IGNORED = ("service_tier", "inference_geo", "speed", "diagnostics")
+IGNORED = ("service_tier", "inference_geo", "speed", "diagnostics")
 """Fields that change nothing here."""
-_NEUTRAL: dict[str, tuple[object, ...]] = {
+NEUTRAL: dict[str, tuple[object, ...]] = {
     "container": (),
     "mcp_servers": ([],),
     "fallbacks": ([],),
 }
 """Fields that are not supported, with the values that ask for nothing."""
-_THINKING = ("disabled", "adaptive", "between_tools")
+THINKING = ("disabled", "adaptive", "between_tools")
 """What a model that does not think may be told: the last two leave it the choice."""
 _SPELLINGS = {
     "tenant": "metadata.user_id",
@@ -180,10 +180,10 @@ def _edits(fields: Fields) -> None:
 def _rest(fields: Fields) -> None:
     """Take what is left of a body. Raises InvalidRequest for what would change the answer."""
     thinking = fields.child("thinking")
-    if thinking is not None and thinking.one_of("type", _THINKING) != "disabled":
+    if thinking is not None and thinking.one_of("type", THINKING) != "disabled":
         fields.ignored.note("thinking")
     _edits(fields)
-    fields.ignore({name: name for name in _IGNORED})
-    for name, values in _NEUTRAL.items():
+    fields.ignore({name: name for name in IGNORED})
+    for name, values in NEUTRAL.items():
         fields.only(name, values)
     fields.close()

@@ -18,7 +18,6 @@ from kvhive.router.openai.chat_request import parse_chat_completion
 from kvhive.router.openai.exchange import CompletionExchange
 from kvhive.router.openai.field_policy import ignored_header
 from kvhive.router.openai.fields import CompletionRequest, with_cache_key
-from kvhive.router.openai.openapi import openapi_document
 from kvhive.router.openai.response import (
     AnswerShape,
     ChatShape,
@@ -53,7 +52,6 @@ class OpenAIDoor:
             *(Route(path, end, methods=["POST"]) for path, end in self.completions().items()),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/detokenize", self.detokenize, methods=["POST"]),
-            Route("/openapi.json", self.describe),
             Route("/v1/models", self.list_models),
             Route("/v1/models/{name:path}", self.get_model),
         ]
@@ -97,10 +95,6 @@ class OpenAIDoor:
             return JSONResponse({"prompt": text}, headers=ignored_header(asked.ignored))
 
         return await self._guarded(request, answer)
-
-    async def describe(self, request: Request) -> Response:
-        """GET /openapi.json."""
-        return JSONResponse(openapi_document(self._frontend.models()[0]))
 
     async def _complete(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
+from json.encoder import encode_basestring
 from typing import Any, Protocol
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
@@ -45,4 +46,4 @@ class NewsEvents:
             made = sse_event(self._shape.news(index, self._mark, ()) | self._extra)
             before, _, after = made.partition(f'"{self._mark}"'.encode())
             around = self._around[index] = before, after
-        return around[0] + _ENCODER.encode(text).encode() + around[1]
+        return b"".join((around[0], encode_basestring(text).encode(), around[1]))

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from kvhive.proto.errors import InvalidRequest, KvhiveError, Unavailable
 from kvhive.router.frontend import Delta, Finished, GenerationEvent, Started, TokenizingFrontend
-from kvhive.router.http_exchange import HttpExchange, write
+from kvhive.router.http_exchange import HttpExchange, WatchedSend, write
 from kvhive.router.http_heartbeat import beating
 from kvhive.router.joined_answers import joined, listed
 from kvhive.router.openai.echo import echoed
@@ -49,7 +49,7 @@ class CompletionExchange(HttpExchange):
         """See HttpExchange."""
         return sse_event(describe_error(error)[1])
 
-    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, scope: Scope, receive: Receive, send: WatchedSend) -> None:
         """See HttpExchange."""
         async with AsyncExitStack() as stack:
             try:
@@ -105,7 +105,7 @@ class CompletionExchange(HttpExchange):
 
     async def _stream(
         self,
-        send: Send,
+        send: WatchedSend,
         shape: AnswerShape,
         headers: Mapping[str, str],
         events: AsyncGenerator[GenerationEvent, None],
@@ -116,7 +116,7 @@ class CompletionExchange(HttpExchange):
         openings = [piece for index in self._choices if (piece := shape.opening(index)) is not None]
         await write(send, b"".join(sse_event(piece | extra) for piece in openings))  # if none: the head
         try:
-            async with beating(send, BEAT) as send:
+            async with beating(send, BEAT):
                 await self._news(send, shape, extra, events)
         except KvhiveError as error:
             await write(send, self.last_event(error), more=False)
@@ -131,12 +131,13 @@ class CompletionExchange(HttpExchange):
         news = NewsEvents(shape, extra)
         async for event in events:
             match event:
-                case Delta(text, _, index) if event.tool_calls:
-                    entries = logprob_entries(event, self._frontend.token_piece)
-                    await write(send, sse_event(shape.calls(index, event.tool_calls, text, entries) | extra))
-                case Delta(text, ids, index) if text or event.logprobs or (ids and shape.every_token):
-                    entries = logprob_entries(event, self._frontend.token_piece)
-                    await write(send, news.event(index, text, entries))
+                case Delta(text, ids, index):
+                    entries = logprob_entries(event, self._frontend.token_piece) if event.logprobs else ()
+                    if event.tool_calls:
+                        calls = shape.calls(index, event.tool_calls, text, entries)
+                        await write(send, sse_event(calls | extra))
+                    elif text or entries or (ids and shape.every_token):
+                        await write(send, news.event(index, text, entries))
                 case Finished(reason, usage, index):
                     last = sse_event(shape.end(index, reason) | extra)
                     if usage is None:

@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-Schema = dict[str, Any]
+from kvhive.router.openapi_parts import Schema, array, nullable, record
 
 _COUNT: Schema = {"type": "integer", "minimum": 0}
 _TEXT: Schema = {"type": "string"}
 _REASON: Schema = {"enum": ["stop", "length", "tool_calls"]}
-
-
-def record(required: dict[str, Schema], **optional: Schema) -> Schema:
-    """Return the schema of an object with these fields and no others."""
-    return {
-        "type": "object",
-        "properties": required | optional,
-        "required": list(required),
-        "additionalProperties": False,
-    }
-
-
-def array(items: Schema, **bounds: Any) -> Schema:
-    """Return the schema of an array."""
-    return {"type": "array", "items": items, **bounds}
-
-
-def nullable(schema: Schema) -> Schema:
-    """Return the schema of null, or of what another allows."""
-    return {"anyOf": [schema, {"type": "null"}]}
 
 
 ERROR = record(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from kvhive.proto.grammar import MAX_GRAMMAR_BYTES
 from kvhive.proto.limits import (
@@ -33,10 +33,10 @@ from kvhive.router.openai.field_policy import (
     NEUTRAL_IN_CHATS,
     NEUTRAL_IN_TEXTS,
 )
-from kvhive.router.openai.openapi_answers import Schema, array
 from kvhive.router.openai.output_format import FORMATS
 from kvhive.router.openai.text_request import MAX_PROMPTS
 from kvhive.router.openai.tokens import NEUTRAL_WITH_MESSAGES, NEUTRAL_WITH_PROMPT
+from kvhive.router.openapi_parts import Schema, anything, array, integer, nullable, number
 from kvhive.router.sampling_params import MAX_SEED, MAX_STOP_CHARS, MAX_STOP_TOKEN_IDS, MAX_STOPS, MAX_TOP_K
 
 _NOTHING: Schema = {"enum": [None, [], {}, ""]}
@@ -54,9 +54,9 @@ def chat_completion(model: ModelInfo) -> Schema:
         {
             **_shared(model),
             "messages": array(_message(), minItems=1, maxItems=MAX_MESSAGES),
-            "max_completion_tokens": _integer(1, model.max_context),
+            "max_completion_tokens": integer(1, model.max_context),
             "logprobs": _FLAG,
-            "top_logprobs": _integer(0, MAX_LOGPROBS),
+            "top_logprobs": integer(0, MAX_LOGPROBS),
             "tools": array(_tool(), maxItems=MAX_TOOLS),
             "tool_choice": _tool_choice(),
             "parallel_tool_calls": _FLAG,
@@ -69,14 +69,14 @@ def chat_completion(model: ModelInfo) -> Schema:
 
 def text_completion(model: ModelInfo) -> Schema:
     """Of /v1/completions."""
-    ids = array(_integer(0, model.vocab_size - 1), minItems=1, maxItems=model.max_context - 1)
+    ids = array(integer(0, model.vocab_size - 1), minItems=1, maxItems=model.max_context - 1)
     text = {"type": "string", "minLength": 1}
     prompts = array({"anyOf": [text, ids]}, minItems=1, maxItems=MAX_PROMPTS)
     return _body(
         {
             **_shared(model),
             "prompt": {"anyOf": [text, ids, prompts]},
-            "logprobs": _integer(0, MAX_LOGPROBS),
+            "logprobs": integer(0, MAX_LOGPROBS),
             "echo": _FLAG,
         },
         ["prompt"],
@@ -102,7 +102,7 @@ def tokenize(model: ModelInfo) -> Schema:
 
 def detokenize(model: ModelInfo) -> Schema:
     """Of /detokenize."""
-    tokens = array(_integer(0, model.vocab_size - 1), minItems=1)
+    tokens = array(integer(0, model.vocab_size - 1), minItems=1)
     return _body({"model": {"enum": ["", model.name]}, "tokens": tokens}, ["tokens"], {})
 
 
@@ -111,34 +111,34 @@ def _shared(model: ModelInfo) -> Schema:
     name = {"type": "string", "maxLength": MAX_CACHE_NAME_CHARS}
     tenant = {"type": "string", "maxLength": MAX_TENANT_CHARS}
     grammar = {"type": "string", "minLength": 1, "maxLength": MAX_GRAMMAR_BYTES}
-    stream_options = {"include_usage": _FLAG, **_anything(IGNORED_STREAM_OPTIONS)}
+    stream_options = {"include_usage": _FLAG, **anything(IGNORED_STREAM_OPTIONS)}
     bias = {
         "type": "object",
         "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"},
-        "additionalProperties": _number(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS),
+        "additionalProperties": number(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS),
         "maxProperties": MAX_LOGIT_BIAS_ENTRIES,
     }
     return {
         "model": {"enum": ["", model.name]},
         "stream": _FLAG,
         "stream_options": _inner(stream_options, nothing=_NULL),
-        "max_tokens": _integer(1, model.max_context),
-        "temperature": _number(0, MAX_TEMPERATURE),
-        "top_p": _number(0, 1, above=True),
-        "top_k": _integer(0, MAX_TOP_K),
-        "min_p": _number(0, 1),
-        "typical_p": _number(0, 1, above=True),
-        "seed": _integer(0, MAX_SEED),
+        "max_tokens": integer(1, model.max_context),
+        "temperature": number(0, MAX_TEMPERATURE),
+        "top_p": number(0, 1, above=True),
+        "top_k": integer(0, MAX_TOP_K),
+        "min_p": number(0, 1),
+        "typical_p": number(0, 1, above=True),
+        "seed": integer(0, MAX_SEED),
         "stop": {"anyOf": [stop, array(stop, maxItems=MAX_STOPS)]},
-        "stop_token_ids": array(_integer(0, model.vocab_size - 1), maxItems=MAX_STOP_TOKEN_IDS),
+        "stop_token_ids": array(integer(0, model.vocab_size - 1), maxItems=MAX_STOP_TOKEN_IDS),
         "ignore_eos": _FLAG,
-        "n": _integer(1, MAX_CHOICES),
+        "n": integer(1, MAX_CHOICES),
         "logit_bias": bias,
-        "frequency_penalty": _number(-MAX_PENALTY, MAX_PENALTY),
-        "presence_penalty": _number(-MAX_PENALTY, MAX_PENALTY),
-        "repetition_penalty": _number(0, MAX_REPETITION_PENALTY, above=True),
-        "min_tokens": _integer(0, model.max_context),
-        "priority": _integer(-MAX_PRIORITY, MAX_PRIORITY),
+        "frequency_penalty": number(-MAX_PENALTY, MAX_PENALTY),
+        "presence_penalty": number(-MAX_PENALTY, MAX_PENALTY),
+        "repetition_penalty": number(0, MAX_REPETITION_PENALTY, above=True),
+        "min_tokens": integer(0, model.max_context),
+        "priority": integer(-MAX_PRIORITY, MAX_PRIORITY),
         "user": tenant,
         "safety_identifier": tenant,
         "cache_salt": name,
@@ -159,7 +159,7 @@ def _message() -> Schema:
         {"type": {"const": "text"}, "text": _TEXT, "prompt_cache_breakpoint": marker}, ["type", "text"]
     )
     content: Schema = {"anyOf": [_TEXT, array(part)]}
-    ignored = _anything(IGNORED_IN_MESSAGES)
+    ignored = anything(IGNORED_IN_MESSAGES)
     call_id = {"type": "string", "maxLength": MAX_CALL_ID_CHARS}
     called_name = {"type": "string", "maxLength": MAX_TOOL_NAME_CHARS}
     call = _inner(
@@ -231,14 +231,14 @@ def _body(
     rules: Sequence[Schema] = (),
 ) -> Schema:
     """Return the schema of a whole body, whose fields may also be null; `rules` are between fields."""
-    optional = {name: _or_null(schema) for name, schema in fields.items() if name not in required}
+    optional = {name: nullable(schema) for name, schema in fields.items() if name not in required}
     return {
         "type": "object",
         "properties": {
             **{name: fields[name] for name in required},
             **optional,
             **{name: {"enum": [None, *values]} for name, values in neutral.items()},
-            **_anything(IGNORED),
+            **anything(IGNORED),
         },
         "required": required,
         "additionalProperties": _NULL,
@@ -251,7 +251,7 @@ def _inner(fields: Schema, required: list[str] | None = None, nothing: Schema = 
     needed = required or []
     return {
         "type": "object",
-        "properties": {name: held if name in needed else _or_null(held) for name, held in fields.items()},
+        "properties": {name: held if name in needed else nullable(held) for name, held in fields.items()},
         "required": needed,
         "additionalProperties": nothing,
     }
@@ -274,19 +274,3 @@ def _only_with(name: str, nothing: object, flag: str) -> Schema:
             {"required": [flag], "properties": {flag: {"const": True}}},
         ]
     }
-
-
-def _anything(names: Iterable[str]) -> Schema:
-    return {name: {} for name in sorted(names)}
-
-
-def _or_null(schema: Schema) -> Schema:
-    return {"anyOf": [schema, _NULL]} if schema else {}
-
-
-def _integer(low: int, high: int) -> Schema:
-    return {"type": "integer", "minimum": low, "maximum": high}
-
-
-def _number(low: float, high: float, above: bool = False) -> Schema:
-    return {"type": "number", "exclusiveMinimum" if above else "minimum": low, "maximum": high}

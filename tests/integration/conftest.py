@@ -1,18 +1,26 @@
-"""A real cluster for the whole session: `kvhive up` with two CPU workers on the demo model."""
+"""Real clusters, as `kvhive up` brings them up. A start takes half a minute, so what can be shared is.
+
+One on the demo model is for all that ask, and in the end for a look at how it goes; one behind keys, on a
+tiny model, is for what needs those, and then for what takes a cluster apart.
+"""
 
 import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_models import tiny
+from tiny_tokenizer import BOS, EOS, save_tokenizer, words
 
 UP_TIMEOUT_S = 170
+TURNS = ("cluster", "ending_cluster", "private_kvhive", "two_ranks", "keyed_cluster", "ending_keyed_cluster")
+"""Fixtures in the order of the tests that use them: what ends a cluster comes after what asks it."""
 TWO_CPU_WORKERS = (
     *("--set", "workers.device=cpu", "--set", "workers.count=2", "--set", "workers.threads=1"),
     *("--set", "model.dtype=float32"),  # what answers are compared with is float32 too
@@ -97,6 +105,25 @@ def running_cluster(state_dir: Path, *arguments: str) -> Iterator[RunningCluster
         kvhive("down", "--grace", "2", timeout=120)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+    """Put the tests of each cluster together, and the one that ends it behind them."""
+
+    def turn(item: pytest.Function) -> int:
+        return max((turn for turn, name in enumerate(TURNS) if name in item.fixturenames), default=0)
+
+    items.sort(key=turn)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small, so that workers load it in no time; of layers enough for a stream to last."""
+    folder = tmp_path_factory.mktemp("tiny")
+    sizes = {"vocab_size": len(words()), "num_hidden_layers": 12, "bos_token_id": BOS, "eos_token_id": EOS}
+    tiny("Llama", **sizes, max_position_embeddings=2048).save_pretrained(folder)
+    save_tokenizer(folder, "gpt-2")
+    return folder
+
+
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
     """Two CPU workers on the demo model, shared by the tests of a session."""
@@ -104,49 +131,47 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster
         yield running
 
 
+@pytest.fixture
+def ending_cluster(cluster: RunningCluster) -> RunningCluster:
+    """The shared cluster, for the one test that ends it."""
+    return cluster
+
+
 @dataclass(frozen=True)
-class KeyedCluster:
+class KeyedCluster(RunningCluster):
     """A cluster with API keys."""
 
-    kvhive: KvhiveCommand
-    keys: dict[str, str]
+    keys: dict[str, str] = field(default_factory=dict)
     """By name."""
 
 
-@pytest.fixture(scope="module")
-def keyed_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeyedCluster]:
-    """One CPU worker on the demo model behind keys: alice's, bob's, and root's, who is an admin."""
+@pytest.fixture(scope="session")
+def keyed_cluster(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[KeyedCluster]:
+    """Two CPU workers on a tiny model behind keys: alice's, bob's, and root's, who is an admin."""
     folder = tmp_path_factory.mktemp("keyed")
     kvhive = KvhiveCommand(folder)
     keys = {
         name: json.loads(kvhive("keys", "add", name, "--file", "keys", "--json", *options).stdout)["key"]
         for name, options in (("alice", ()), ("bob", ()), ("root", ("--admin",)))
     }
-    one = ("workers.device=cpu", "workers.count=1", "workers.threads=1", "access.keys_file=keys")
-    with running_cluster(folder, *(f"--set={each}" for each in one)) as running:
-        yield KeyedCluster(running.kvhive, keys)
+    changes = (f"--set=model.path={tiny_model}", "--set=access.keys_file=keys")
+    with running_cluster(folder, *TWO_CPU_WORKERS, *changes) as running:
+        yield KeyedCluster(running.kvhive, running.grpc, running.http, running.arguments, keys)
 
 
 @pytest.fixture
-def two_ranks() -> Callable[[Path, Path], contextlib.AbstractContextManager[RunningCluster]]:
-    """Brings up, in a state directory, two workers of two ranks each on a model."""
-
-    def up(folder: Path, model: Path) -> contextlib.AbstractContextManager[RunningCluster]:
-        changes = ("workers.tensor_parallel=2", f"model.path={model}")
-        return running_cluster(folder, *TWO_CPU_WORKERS, *(f"--set={change}" for change in changes))
-
-    return up
+def ending_keyed_cluster(keyed_cluster: KeyedCluster) -> KeyedCluster:
+    """The shared cluster behind keys, for the one test that takes it apart."""
+    return keyed_cluster
 
 
 @pytest.fixture
-def elastic() -> Callable[[Path, Path], contextlib.AbstractContextManager[RunningCluster]]:
-    """Brings up, in a state directory, two workers on a model."""
-
-    def up(folder: Path, model: Path) -> contextlib.AbstractContextManager[RunningCluster]:
-        folder.mkdir()
-        return running_cluster(folder, *TWO_CPU_WORKERS, f"--set=model.path={model}")
-
-    return up
+def two_ranks(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[RunningCluster]:
+    """Two workers of two ranks each on a tiny model."""
+    changes = ("workers.tensor_parallel=2", f"model.path={tiny_model}")
+    folder = tmp_path_factory.mktemp("two_ranks")
+    with running_cluster(folder, *TWO_CPU_WORKERS, *(f"--set={change}" for change in changes)) as running:
+        yield running
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """A cluster that changes while it serves: a worker drains, another one comes, and its parts are killed.
 
-One cluster for all of it, since a start takes half a minute.
+One cluster for all of it, and the last that is done with it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,11 @@ import json
 import os
 import random
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from inference import Client, Result, by_tokens
-from tiny_models import tiny
-from tiny_tokenizer import BOS, EOS, save_tokenizer, words
 
 from kvhive.scripts.cluster_state import ClusterState, StateFolder
 from kvhive.scripts.owned_processes import is_alive, processes_of
@@ -30,19 +27,13 @@ STREAM_TOKENS = 900
 """Longer than the drain that it lives through."""
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """Small, so that workers load it in no time; of layers enough for a stream to last."""
-    folder = tmp_path / "tiny"
-    sizes = {"vocab_size": len(words()), "num_hidden_layers": 12, "bos_token_id": BOS, "eos_token_id": EOS}
-    tiny("Llama", **sizes, max_position_embeddings=2048).save_pretrained(folder)
-    save_tokenizer(folder, "gpt-2")
-    return folder
-
-
 def session(number: int) -> list[int]:
     source = random.Random(number)
     return [source.randrange(4, 250) for _ in range(PROMPT_TOKENS)]
+
+
+def client_of(cluster: Any) -> Client:
+    return Client(cluster.grpc, cluster.keys["root"])
 
 
 async def replay(client: Client) -> dict[str, int]:
@@ -100,7 +91,7 @@ async def joined(cluster: Any, client: Client) -> None:
     assert fresh.id == "w3" and not fresh.prefix_query_tokens
 
 
-async def killed(cluster: Any, client_of: Callable[[], Client]) -> None:
+async def killed(cluster: Any) -> None:
     """Whatever of the cluster dies, no worker does; what supervises is itself replaced by the next `up`."""
     folder = StateFolder(cluster.kvhive.state_dir, "default")
     before, workers = folder.require(), pids(cluster)
@@ -127,7 +118,7 @@ async def killed(cluster: Any, client_of: Callable[[], Client]) -> None:
     again = await asyncio.to_thread(cluster.kvhive, "up", *arguments, timeout=200)
     assert "is up again" in again.stdout and "supervisor" in again.stdout
     assert folder.require().grpc == before.grpc
-    async with client_of() as client:
+    async with client_of(cluster) as client:
         await client.until(
             lambda answer: {w.id for w in answer.workers if w.routable} == set(workers), 60.0, "all are back"
         )
@@ -160,10 +151,10 @@ async def node_lost(cluster: Any) -> None:
     raise AssertionError(f"workers outlive the node's manager: {alive(workers)}")
 
 
-async def test_a_cluster_changes_while_it_serves(tmp_path: Path, model: Path, elastic: Any) -> None:
-    with elastic(tmp_path / "state", model) as cluster:
-        async with Client(cluster.grpc) as client:
-            await drained_under_load(cluster, client)
-            await joined(cluster, client)
-        await killed(cluster, lambda: Client(cluster.grpc))
-        await node_lost(cluster)
+async def test_a_cluster_changes_while_it_serves(ending_keyed_cluster: Any) -> None:
+    cluster = ending_keyed_cluster
+    async with client_of(cluster) as client:
+        await drained_under_load(cluster, client)
+        await joined(cluster, client)
+    await killed(cluster)
+    await node_lost(cluster)

@@ -110,7 +110,8 @@ async def test_cold_and_warm_answers_alone_equal_transformers(
             salt = secrets.token_hex(4)
             cold = await client.generate(by_tokens(prompt, NEW_TOKENS, cache_salt=salt))
             warm = await client.generate(by_tokens(prompt, NEW_TOKENS, cache_salt=salt))
-            assert (cold.cached, warm.cached) == (0, (len(prompt) - 1) // 16 * 16)
+            # On a machine that has much else to do, the other worker may have pulled it.
+            assert (cold.found, warm.found) == (0, (len(prompt) - 1) // 16 * 16), warm.usage
             oracle.assert_same(prompt, cold.token_ids, tokens)
             oracle.assert_same(prompt, warm.token_ids, tokens)
     assert oracle.ties <= 3, "ties are rare; this many are a fault"

@@ -28,7 +28,7 @@ def bearer(key: str) -> dict[str, str]:
 def test_commands_and_clients_get_in_by_their_keys_and_share_no_cache(keyed_cluster: Any) -> None:
     kvhive, keys = keyed_cluster.kvhive, keyed_cluster.keys
     status = json.loads(kvhive("status", "--json").stdout)
-    assert [worker["state"] for worker in status["workers"]] == ["serving"]
+    assert [worker["state"] for worker in status["workers"]] == ["serving"] * 2
     url = status["endpoints"]["http"]
     assert httpx.get(f"{url}/healthz").status_code == 200
     for path in ("/readyz", "/metrics", "/v1/models"):

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 from inference import Client, by_tokens
-from tiny_models import tiny
-from tiny_tokenizer import BOS, EOS, save_tokenizer, words
 
 from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.scripts.owned_processes import processes_of
@@ -32,16 +30,6 @@ def ranks_of(runtime_dir: Path, worker_id: str) -> set[int]:
         if mark in (folder / "environ").read_bytes() and b"ray::" in (folder / "cmdline").read_bytes():
             found.add(process.pid)
     return found
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """Small, so that four processes load it in no time; of layers enough for a stream to last."""
-    folder = tmp_path / "tiny"
-    sizes = {"vocab_size": len(words()), "num_hidden_layers": 12, "bos_token_id": BOS, "eos_token_id": EOS}
-    tiny("Llama", **sizes).save_pretrained(folder)
-    save_tokenizer(folder, "gpt-2")
-    return folder
 
 
 async def workers_that_answer(client: Client, tokens: list[int]) -> set[str]:
@@ -71,33 +59,28 @@ async def struck(client: Client, kill_rank_of: Callable[[str], None]) -> tuple[l
     return tokens, usage
 
 
-async def test_a_killed_rank_takes_its_worker_along_and_no_stream(
-    tmp_path: Path, model: Path, two_ranks: Any
-) -> None:
-    with two_ranks(tmp_path, model) as cluster:
-        runtime_dir = Path(cluster.kvhive.state()["runtime_dir"])
-        async with Client(cluster.grpc) as client:
-            whole = await client.generate(by_tokens(PROMPT, TOKENS, cache_salt="whole"))
-            before = {worker.id: worker for worker in (await client.cluster()).workers}
-            killed: dict[str, set[int]] = {}
+async def test_a_killed_rank_takes_its_worker_along_and_no_stream(two_ranks: Any) -> None:
+    runtime_dir = Path(two_ranks.kvhive.state()["runtime_dir"])
+    async with Client(two_ranks.grpc) as client:
+        whole = await client.generate(by_tokens(PROMPT, TOKENS, cache_salt="whole"))
+        before = {worker.id: worker for worker in (await client.cluster()).workers}
+        killed: dict[str, set[int]] = {}
 
-            def kill_rank_of(worker_id: str) -> None:
-                killed[worker_id] = ranks_of(runtime_dir, worker_id)
-                (other,) = killed[worker_id] - {before[worker_id].pid}
-                os.kill(other, signal.SIGKILL)
+        def kill_rank_of(worker_id: str) -> None:
+            killed[worker_id] = ranks_of(runtime_dir, worker_id)
+            (other,) = killed[worker_id] - {before[worker_id].pid}
+            os.kill(other, signal.SIGKILL)
 
-            tokens, usage = await struck(client, kill_rank_of)
-            ((victim, gone),) = killed.items()
-            assert tokens == whole.token_ids
-            assert usage.failovers == 1 and usage.worker_id != victim
+        tokens, usage = await struck(client, kill_rank_of)
+        ((victim, gone),) = killed.items()
+        assert tokens == whole.token_ids
+        assert usage.failovers == 1 and usage.worker_id != victim
 
-            def returned(c: Any) -> bool:
-                return any(
-                    w.id == victim and w.epoch > before[victim].epoch and w.routable for w in c.workers
-                )
+        def returned(c: Any) -> bool:
+            return any(w.id == victim and w.epoch > before[victim].epoch and w.routable for w in c.workers)
 
-            back = await client.until(returned, 120.0, "restarted under a new epoch")
-            (new,) = (worker for worker in back.workers if worker.id == victim)
-            ranks = ranks_of(runtime_dir, victim)
-            assert new.pid in ranks and len(ranks) == 2 and not ranks & gone
-            assert await workers_that_answer(client, whole.token_ids[:2]) == set(before)
+        back = await client.until(returned, 120.0, "restarted under a new epoch")
+        (new,) = (worker for worker in back.workers if worker.id == victim)
+        ranks = ranks_of(runtime_dir, victim)
+        assert new.pid in ranks and len(ranks) == 2 and not ranks & gone
+        assert await workers_that_answer(client, whole.token_ids[:2]) == set(before)

@@ -151,10 +151,9 @@ def bystanders(runtime_dir: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
             process.wait()
 
 
-async def test_down_lets_streams_end_and_leaves_no_process_port_or_file_of_ours(private_kvhive: Any) -> None:
-    """What is not ours survives; a second `down` finds nothing."""
-    private_kvhive("up", *ONE_CPU_WORKER, timeout=UP_TIMEOUT_S)
-    state = private_kvhive.state()
+async def test_down_lets_streams_end_and_leaves_no_process_port_or_file_of_ours(ending_cluster: Any) -> None:
+    """What is not ours survives; a second `down` finds nothing. The cluster has been through all tests."""
+    kvhive, state = ending_cluster.kvhive, ending_cluster.kvhive.state()
     assert is_open(state["grpc"]) and is_open(state["http"])
     with bystanders(Path(state["runtime_dir"])) as others:
         async with Client(state["grpc"]) as client:
@@ -162,17 +161,15 @@ async def test_down_lets_streams_end_and_leaves_no_process_port_or_file_of_ours(
             prompt = [2000 + 13 * i for i in range(40)]
             stream = asyncio.create_task(client.generate(by_tokens(prompt, STREAM_TOKENS), begun))
             await begun.wait()
-            down = asyncio.create_task(
-                asyncio.to_thread(private_kvhive, "down", "--grace", "60", timeout=120)
-            )
+            down = asyncio.create_task(asyncio.to_thread(kvhive, "down", "--grace", "60", timeout=120))
             result: Result = await stream
         stopped = (await down).stdout
         assert len(result.token_ids) == STREAM_TOKENS
         assert result.usage is not None and result.usage.failovers == 0
-        assert "stopped 1 worker\n" in stopped and "nothing of it is left" in stopped
+        assert "stopped 2 workers\n" in stopped and "nothing of it is left" in stopped
         assert [process.poll() for process in others] == [None, None]
-        assert_nothing_left(state, private_kvhive.state_dir)
-        assert "nothing to stop" in private_kvhive("down").stdout
+        assert_nothing_left(state, kvhive.state_dir)
+        assert "nothing to stop" in kvhive("down").stdout
 
 
 def start_until(private_kvhive: Any, reached: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
@@ -207,7 +204,7 @@ def test_an_interrupt_early_in_a_start_leaves_nothing(private_kvhive: Any) -> No
 def test_a_killed_start_is_removed_by_the_next_one_and_an_interrupt_late_in_that_leaves_nothing(
     private_kvhive: Any,
 ) -> None:
-    process, killed = start_until(private_kvhive, "redis")
+    process, killed = start_until(private_kvhive, "ray")  # which begins just now; Redis and a controller run
     process.kill()
     process.communicate(timeout=30)
     assert processes_of(Path(killed["runtime_dir"]))
@@ -221,7 +218,9 @@ def test_a_killed_start_is_removed_by_the_next_one_and_an_interrupt_late_in_that
 
 
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
-def test_workers_on_a_ray_that_is_not_ours_leave_without_it(private_kvhive: Any, tmp_path: Path) -> None:
+def test_workers_on_a_ray_that_is_not_ours_leave_without_it(
+    private_kvhive: Any, tmp_path: Path, tiny_model: Path
+) -> None:
     """`down` must end the actors and leave the foreign Ray running; a second one of the name is refused.
 
     The head is this process's child and meant to outlive the function that started it: Python warns of that.
@@ -232,7 +231,7 @@ def test_workers_on_a_ray_that_is_not_ours_leave_without_it(private_kvhive: Any,
     try:
         ray = start_head(Path(head), num_cpus=2, use_gpus=False, started=sessions.append)
         private_kvhive.extra.update(head_environment(ray.auth_token))
-        arguments = ("--address", ray.address, *ONE_CPU_WORKER)
+        arguments = ("--address", ray.address, *ONE_CPU_WORKER, f"--set=model.path={tiny_model}")
         private_kvhive("up", *arguments, timeout=UP_TIMEOUT_S)
         state = private_kvhive.state()
         (before,) = json.loads(private_kvhive("status", "--json").stdout)["workers"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -18,12 +21,13 @@ from kvhive.proto.v1 import inference_pb2_grpc
 from kvhive.router.auth.principal import OPERATOR, Principal, asking
 from kvhive.router.grpc_errors import MAX_DETAIL_BYTES
 from kvhive.router.grpc_service import REQUEST_TYPES, InferenceService
+from kvhive.router.grpc_wire_counts import wire_limits
 from kvhive.router.malformed_message import MalformedMessageGuard
 
 
 @pytest.fixture
 async def address(frontend: ScriptedFrontend) -> AsyncIterator[str]:
-    server = grpc.aio.server(interceptors=[MalformedMessageGuard(REQUEST_TYPES)])
+    server = grpc.aio.server(interceptors=[MalformedMessageGuard(REQUEST_TYPES, wire_limits(100))])
     inference_pb2_grpc.add_InferenceServicer_to_server(
         InferenceService(frontend, pb.GetClusterResponse), server
     )
@@ -124,6 +128,59 @@ async def test_a_fault_of_ours_is_told_as_one_and_without_its_text(
     (record,) = [record for record in caplog.records if record.name.endswith("grpc_faults")]
     assert record.exc_info is not None and "a secret of ours" in str(record.exc_info[1])
     assert f"/kvhive.v1.Inference/{method}" in record.getMessage()
+
+
+class _Held:
+    """Something that a call is busy with."""
+
+
+async def test_what_a_refused_call_had_is_let_go_at_once(
+    frontend: ScriptedFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Megabytes of a request must not wait for Python to look for cycles."""
+    held: list[weakref.ref[_Held]] = []
+
+    def fail(*arguments: Any) -> Any:
+        mine = _Held()
+        held.append(weakref.ref(mine))
+        raise InvalidRequest("field", "is bad")
+
+    monkeypatch.setattr(frontend, "generate", fail)
+    monkeypatch.setattr(frontend, "tokenize", fail)
+    gc.disable()
+    try:
+        async with grpc_door(frontend) as (_, target), grpc.aio.insecure_channel(target) as channel:
+            for call in (
+                channel.unary_stream("/kvhive.v1.Inference/Generate")(b"\x12\x01x").read(),
+                channel.unary_unary("/kvhive.v1.Inference/Tokenize")(b"\x12\x01x"),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError, match="field: is bad"):
+                    await call
+            for _ in range(1000):
+                if all(each() is None for each in held):
+                    break
+                await asyncio.sleep(0.01)
+        assert [each() for each in held] == [None, None]
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("method", ["Generate", "Tokenize"])
+async def test_a_client_that_went_while_it_was_refused_is_no_fault(
+    frontend: ScriptedFrontend,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+) -> None:
+    def fail(*arguments: Any) -> Any:
+        raise grpc.aio.InternalError("Failed execute_batch")  # as gRPC says it where nobody is left to tell
+
+    monkeypatch.setattr(frontend, "generate", fail)
+    monkeypatch.setattr(frontend, "tokenize", fail)
+    async with grpc_door(frontend) as (_, target), grpc.aio.insecure_channel(target) as channel:
+        call = channel.unary_unary(f"/kvhive.v1.Inference/{method}")(b"\x12\x01x", timeout=1)
+        assert await call.code() in (grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
+    assert caplog.records == []
 
 
 async def test_an_id_that_nobody_remembers_is_not_found(address: str) -> None:

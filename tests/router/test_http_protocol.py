@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from http_door import HEAD, say
+from redis_fixtures import eventually
 from scripted_frontend import ScriptedFrontend
 
-from kvhive.router.http_protocol import HeadWithBody
+from kvhive.router.http_protocol import MAX_BEGINNING_BYTES, HeadWithBody
 
 
 class Recorded:
@@ -87,3 +88,50 @@ async def test_the_head_of_a_stream_does_not_wait_for_its_first_token(
     assert head.startswith(b"HTTP/1.1 200 ") and b"x-kvhive-worker: w1" in head
     writer.close()
     await frontend.until_idle()
+
+
+STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+
+
+async def test_a_streams_beginning_goes_with_the_first_event(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvhive.router.http_protocol.BEGINNING_S", 60.0)
+    below = Recorded()
+    transport = HeadWithBody(below)  # type: ignore[arg-type]
+    transport.write(STREAM)
+    transport.write(b"opening")
+    for _ in range(3):
+        await asyncio.sleep(0)
+        assert below.writes == []
+    transport.write(b" first")
+    assert below.writes == [STREAM + b"opening first"]
+    transport.write(b"next")
+    assert below.writes[1:] == [b"next"]
+
+
+async def test_a_streams_beginning_waits_for_no_slow_worker_no_end_and_no_flood() -> None:
+    below = Recorded()
+    transport = HeadWithBody(below)  # type: ignore[arg-type]
+    transport.write(STREAM)
+    await asyncio.sleep(0)
+    await eventually(lambda: below.writes == [STREAM])
+    transport.write(b"next")
+    assert below.writes[1:] == [b"next"]
+    whole = b"8\r\nall of it\r\n0\r\n\r\n"
+    transport.write(STREAM)
+    transport.write(whole)
+    await asyncio.sleep(0)
+    assert below.writes[2:] == [STREAM + whole]
+    transport.write(STREAM)
+    transport.write(bytes(MAX_BEGINNING_BYTES))
+    assert below.writes[3:] == [STREAM + bytes(MAX_BEGINNING_BYTES)]
+
+
+async def test_a_connection_that_closes_early_gets_what_was_held() -> None:
+    below = Recorded()
+    transport = HeadWithBody(below)  # type: ignore[arg-type]
+    transport.write(STREAM)
+    await asyncio.sleep(0)
+    transport.close()
+    assert below.writes == [STREAM] and below.closed

@@ -10,6 +10,7 @@ import pytest
 
 from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.proto.v1 import inference_pb2_grpc
+from kvhive.router.grpc_wire_counts import wire_limits
 from kvhive.router.malformed_message import MalformedMessageGuard, explain
 
 REQUESTS = {
@@ -71,7 +72,7 @@ class Echo(inference_pb2_grpc.InferenceServicer):
 
 
 async def test_the_channel_stays_usable_and_good_messages_pass() -> None:
-    server = grpc.aio.server(interceptors=[MalformedMessageGuard(REQUESTS)])
+    server = grpc.aio.server(interceptors=[MalformedMessageGuard(REQUESTS, wire_limits(100))])
     inference_pb2_grpc.add_InferenceServicer_to_server(Echo(), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

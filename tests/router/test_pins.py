@@ -83,7 +83,7 @@ def usage_of(cached: int, written: int, *kept: tuple[int, float, bool], pulled: 
         (usage_of(96, 0, (100, MINUTES, True)), 96, {}, 4),
         # Another request wrote it at the same time.
         (usage_of(0, 0, (64, MINUTES, True)), 0, {}, 100),
-        # Another worker's cache is a cache: what was pulled was read, and only the rest of the prefix computed to stay.
+        # Another worker's cache is a cache: what was pulled was read, and only the rest was created.
         (usage_of(16, 16, (64, MINUTES, True), pulled=32), 48, {MINUTES: 16}, 36),
     ],
 )

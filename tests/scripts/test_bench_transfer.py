@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from kvhive.proto.errors import ConfigError
@@ -50,7 +52,8 @@ def test_the_choice_is_the_router_s_own_from_what_the_worker_reports(bytes_per_s
 
 
 @pytest.mark.timeout(300)
-def test_a_quick_run_prints_one_object_with_its_ratio() -> None:
+def test_a_quick_run_prints_one_object_with_its_ratio_and_gives_the_cores_back() -> None:
+    cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
     result = CliRunner().invoke(
         cli, ["bench", "transfer", "--quick", "--no-grid", "--rounds", "3", "--json"], catch_exceptions=False
     )
@@ -58,9 +61,14 @@ def test_a_quick_run_prints_one_object_with_its_ratio() -> None:
     document: dict[str, Any] = json.loads(result.stdout)
     (cell,) = document["channel"]
     assert document["transfer_ratio"] == cell["transfer_ratio"] > 0
+    assert (os.sched_getaffinity(0), torch.get_num_threads()) == (cores, threads)
     assert (cell["block_bytes"], cell["chain_bytes"], cell["scattered"]) == (2**19, 4 * 2**20, False)
     assert cell["plain_gb_s"] > 0 and cell["chain_gb_s"] > 0
     assert cell["same_job_ratio"] == cell["transfer_ratio"], "in a row there is nothing to collect"
+
+
+def test_a_small_chain_has_as_many_turns_as_move_what_a_large_one_does() -> None:
+    assert [Cell(2**14, mib * 2**20).turns for mib in (4, 64, 256)] == [16, 1, 1]
 
 
 def test_scattered_chains_are_measured_beside_the_same_job_of_torch_alone() -> None:

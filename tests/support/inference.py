@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from kvhive.client.connection import key_metadata
 from kvhive.proto.v1 import inference_pb2 as pb
 from kvhive.proto.v1 import inference_pb2_grpc
 
@@ -37,7 +38,8 @@ class Result:
 class Client:
     """Open with `async with`."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, api_key: str = "") -> None:
+        self._metadata = key_metadata(api_key)
         self._channel = grpc.aio.insecure_channel(address)
         self.stub = inference_pb2_grpc.InferenceStub(self._channel)
 
@@ -50,7 +52,7 @@ class Client:
     async def generate(self, request: pb.GenerateRequest, first_token: asyncio.Event | None = None) -> Result:
         """Run a request to its end; sets `first_token` when output begins."""
         result = Result()
-        async for response in self.stub.Generate(request):
+        async for response in self.stub.Generate(request, metadata=self._metadata):
             match response.WhichOneof("event"):
                 case "started":
                     result.worker_id = response.started.worker_id
@@ -67,7 +69,9 @@ class Client:
 
     async def cluster(self) -> pb.GetClusterResponse:
         """Return what the router says of the cluster."""
-        response: pb.GetClusterResponse = await self.stub.GetCluster(pb.GetClusterRequest())
+        response: pb.GetClusterResponse = await self.stub.GetCluster(
+            pb.GetClusterRequest(), metadata=self._metadata
+        )
         return response
 
     async def until(self, condition: Any, within_s: float, what: str) -> pb.GetClusterResponse:

@@ -249,8 +249,8 @@ class Tour:
         await self._grow(10, 16, lambda turn: "auto")
 
     async def calling_chat(self) -> None:
-        """Six turns, of which every other one calls a tool."""
-        await self._grow(6, 64, lambda turn: ("auto", "required")[turn % 2])
+        """Four turns, of which every other one calls a tool."""
+        await self._grow(4, 64, lambda turn: ("auto", "required")[turn % 2])
 
     async def _grow(self, turns: int, max_tokens: int, choice: Callable[[int], Any]) -> None:
         """Each turn finds all full blocks of the one before it, prompt and answer, in the cache."""

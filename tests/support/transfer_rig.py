@@ -17,7 +17,7 @@ from kvhive.worker.transfer_party import Emulation
 CHUNK_MIB = 64 / 2**20
 """Four of the simulated model's blocks: a chain has many chunks."""
 
-TRANSFER = TransferConfig(timeout_s=5.0, stall_timeout_s=1.0, chunk_mib=CHUNK_MIB)  # type: ignore[arg-type]
+TRANSFER = TransferConfig(timeout_s=20.0, stall_timeout_s=5.0, chunk_mib=CHUNK_MIB)  # type: ignore[arg-type]
 
 
 def prompt_of(seed: int, tokens: int) -> list[int]:

@@ -14,6 +14,7 @@ from worker_rig import METADATA, WorkerRig, running_worker
 
 from kvhive.proto.index_schema import WorkerState
 from kvhive.proto.v1 import worker_pb2
+from kvhive.worker.engine import EngineHooks
 
 PIN = worker_pb2.WorkerPin(tokens=3, ttl_s=1)
 
@@ -47,6 +48,23 @@ async def test_a_stream_carries_every_token_once_and_says_what_was_cached() -> N
             last = responses[-1].updates[-1]
             assert last.HasField("finished") and not last.finished.stopped
         await worker.idle()
+
+
+async def test_tokens_go_out_before_the_index_is_told_and_what_has_ended_is_left_alone() -> None:
+    """Of one step: the engine's thread does the one, then the other, and is not woken once more."""
+    async with running_worker() as worker:
+        done: list[str] = []
+        engine, hooks = worker.engine, worker.engine._hooks
+        cancel = engine.cancel
+        engine._hooks = EngineHooks(
+            lambda outputs: (done.append("tokens"), hooks.deliver(outputs))[1],
+            lambda events: (done.append("blocks"), hooks.publish(events))[1],
+        )
+        engine.cancel = lambda sequence: (done.append("cancelled"), cancel(sequence))[1]  # type: ignore[method-assign]
+        await worker.generate(worker.request("a", range(10), 1))
+        await worker.idle()
+        await eventually(lambda: "blocks" in done)  # the engine may be between the two when a client knows
+        assert done == ["tokens", "blocks"]
 
 
 async def test_a_resumed_stream_goes_on_where_the_first_one_stopped() -> None:
