@@ -12,15 +12,15 @@ import click
 
 from kvhive.scripts import bench_transfer_channel, bench_transfer_choice
 from kvhive.scripts.bench_figure import check_drawable
-from kvhive.scripts.bench_transfer_channel import Cell
+from kvhive.scripts.bench_transfer_channel import Cell, Placed
 from kvhive.scripts.bench_transfer_choice import QUICK, Grid
 from kvhive.scripts.progress import show_progress
 
 KIB, MIB = 2**10, 2**20
 CELLS = [
-    Cell(block_bytes, chain_bytes, scattered)
+    Cell(block_bytes, chain_bytes, placed)
     for block_bytes in (16 * KIB, 360 * KIB, 720 * KIB, 2 * MIB)
-    for scattered in (False, True)
+    for placed in Placed
     for chain_bytes in (4 * MIB, 16 * MIB, 64 * MIB)
 ]
 """Blocks of a toy model, of the demo model in 16 and in 32 bits, and of 8 billion parameters in 16 bits."""
@@ -45,10 +45,14 @@ def run(plan: Plan, png: Path | None, as_json: bool) -> None:
         progress("bench", "chains beside plain send and recv")
         channel = bench_transfer_channel.measure(QUICK_CELLS if plan.quick else CELLS, plan.rounds)
         choice = bench_transfer_choice.measure(QUICK if plan.quick else Grid(), progress) if plan.grid else {}
-    ratios = {where: [c["transfer_ratio"] for c in channel if c["scattered"] == where] for where in (0, 1)}
+    least = {
+        placed: min((cell["transfer_ratio"] for cell in channel if cell["placed"] == placed), default=None)
+        for placed in Placed
+    }
     result: dict[str, Any] = {
-        "transfer_ratio": min(ratios[0]),
-        "scattered_transfer_ratio": min(ratios[1], default=None),
+        "transfer_ratio": least[Placed.ROW],
+        "used_transfer_ratio": least[Placed.USED],
+        "scattered_transfer_ratio": least[Placed.SCATTERED],
         "channel": channel,
         **choice,
     }
@@ -62,7 +66,7 @@ def run(plan: Plan, png: Path | None, as_json: bool) -> None:
 def _lines(result: dict[str, Any]) -> list[str]:
     lines = ["block KiB  placed     chain MiB  plain GB/s  chain GB/s  ratio  same job  of the best times"]
     lines += [
-        f"{cell['block_bytes'] / KIB:9.0f}  {'scattered' if cell['scattered'] else 'in a row ':9}  "
+        f"{cell['block_bytes'] / KIB:9.0f}  {cell['placed']:9}  "
         f"{cell['chain_bytes'] / MIB:9.0f}  {cell['plain_gb_s']:10.2f}  "
         f"{cell['chain_gb_s']:10.2f}  {cell['transfer_ratio']:5.2f}  {cell['same_job_ratio']:8.2f}  "
         f"{cell['best_ratio']:17.2f}"

@@ -1,9 +1,9 @@
 """How fast a chain moves between two processes, beside plain torch.distributed with the same bytes.
 
 This process receives and a child sends, from pool to pool and under seals, as between workers. The plain
-side sends one tensor, contiguous on both sides; where blocks lie scattered, a third one does the same job
-with torch alone: collects the blocks by indexing, sends and receives one tensor, puts them in their places.
-They take turns, and a ratio is a median over the rounds, each of a round's own figures. Each process has
+side sends one tensor, contiguous on both sides; where blocks do not lie in a row, a third one does the same
+job with torch alone: collects the blocks by indexing, sends and receives one tensor, puts them in place. They
+take turns, and a ratio is a median over the rounds, each of a round's own figures. Each process has
 half of the cores: left to itself a scheduler that is busy puts both on one, and then whoever costs more of
 the processor is slower by that, however much of it could have been done at once.
 """
@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import StrEnum
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -28,6 +29,7 @@ import torch.distributed as dist
 
 from kvhive.proto.block_hash import BlockHash
 from kvhive.proto.config import TransferConfig
+from kvhive.scripts.used_pool import used_places
 from kvhive.worker.transfer_cargo import Cargo, cut, runs
 from kvhive.worker.transfer_channel import RECEIVER, SENDER, ChannelMaker, ChannelPlan, PairChannel
 from kvhive.worker.transfer_staging import Staging
@@ -38,6 +40,19 @@ CHUNK_BYTES = TransferConfig().chunk_mib * 2**20
 NONCE = bytes(16)
 ROUND_BYTES = 64 * 2**20
 """Of a smaller chain a round is as many turns as move this much: one of them is over in milliseconds."""
+_POOLED = 4
+"""Chains of a size that its pool has room for."""
+
+
+class Placed(StrEnum):
+    """How a chain lies in either pool."""
+
+    ROW = "in a row"
+    """As a fresh pool gives it."""
+    USED = "used"
+    """As a pool gives it in which others have come and gone (used_pool.py)."""
+    SCATTERED = "scattered"
+    """No two blocks side by side: the worst that there can be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +61,7 @@ class Cell:
 
     block_bytes: int
     chain_bytes: int
-    scattered: bool = False
-    """Whether no two blocks of it lie side by side in either pool; else as a fresh pool gives them."""
+    placed: Placed = Placed.ROW
 
     @property
     def blocks(self) -> int:
@@ -105,7 +119,7 @@ def _measure(cell: Cell, rounds: int, channel: PairChannel, told: Connection) ->
     return {
         "block_bytes": cell.block_bytes,
         "chain_bytes": cell.chain_bytes,
-        "scattered": cell.scattered,
+        "placed": cell.placed,
         "plain_gb_s": cell.chain_bytes / statistics.median(seconds["plain"]) / 1e9,
         "chain_gb_s": cell.chain_bytes / statistics.median(seconds["chain"]) / 1e9,
         "transfer_ratio": ratios["plain"],
@@ -135,7 +149,7 @@ def _sender(plan: ChannelPlan, told: Connection) -> None:
 def _moves(cell: Cell, channel: PairChannel, receive_side: bool) -> dict[str, Callable[[], None]]:
     """Return what this side does, by name. What a chain needs in a row has no job beside the plain one."""
     moves = {"plain": _plain(cell, receive_side), "chain": _chain(cell, channel, receive_side)}
-    return {**moves, "same job": _same_job(cell, receive_side)} if cell.scattered else moves
+    return {**moves, "same job": _same_job(cell, receive_side)} if cell.placed != Placed.ROW else moves
 
 
 def _take_half(rank: int) -> None:
@@ -167,7 +181,7 @@ def _plain(cell: Cell, receive_side: bool) -> Callable[[], None]:
 
 
 def _same_job(cell: Cell, receive_side: bool) -> Callable[[], None]:
-    pool = _pool(cell, 2 * cell.blocks).fill_(1).view(torch.int64)  # bytes are what torch copies slowest
+    pool = _pool(cell).fill_(1).view(torch.int64)  # bytes are what torch copies slowest
     places = torch.tensor(_places(cell, int(receive_side)))
     moved = torch.ones(cell.blocks, cell.block_bytes // 8, dtype=torch.int64)
 
@@ -183,7 +197,7 @@ def _same_job(cell: Cell, receive_side: bool) -> Callable[[], None]:
 
 
 def _chain(cell: Cell, channel: PairChannel, receive_side: bool) -> Callable[[], None]:
-    pool = _pool(cell, 2 * cell.blocks)
+    pool = _pool(cell)
     pool.fill_(1)  # its pages are there
     hashes = [BlockHash(index.to_bytes(32, "little")) for index in range(cell.blocks)]
     chunk = max(1, CHUNK_BYTES // cell.block_bytes)
@@ -203,12 +217,14 @@ def _chain(cell: Cell, channel: PairChannel, receive_side: bool) -> Callable[[],
 
 
 def _places(cell: Cell, seed: int) -> list[int]:
-    """Return where one side's blocks lie, in a pool of twice as many."""
-    if not cell.scattered:
+    """Return where one side's blocks lie, in `_pool`."""
+    if cell.placed == Placed.ROW:
         return list(range(cell.blocks))
+    if cell.placed == Placed.USED:
+        return used_places(cell.blocks, _POOLED * cell.blocks, seed)
     order = torch.randperm(cell.blocks, generator=torch.Generator().manual_seed(seed))
     return [2 * place for place in order.tolist()]
 
 
-def _pool(cell: Cell, blocks: int) -> torch.Tensor:
-    return torch.empty(blocks, cell.block_bytes, dtype=torch.uint8)
+def _pool(cell: Cell) -> torch.Tensor:
+    return torch.empty(_POOLED * cell.blocks, cell.block_bytes, dtype=torch.uint8)

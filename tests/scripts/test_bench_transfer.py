@@ -21,9 +21,11 @@ from kvhive.scripts import (
     bench_transfer_choice,
     bench_transfer_figure,
 )
-from kvhive.scripts.bench_transfer_channel import Cell
+from kvhive.scripts.bench_transfer_channel import Cell, Placed
 from kvhive.scripts.bench_transfer_choice import Outcome
 from kvhive.scripts.cli import cli
+from kvhive.scripts.used_pool import used_places
+from kvhive.worker.transfer_cargo import runs
 
 
 def outcome(pull_s: float, compute_s: float, chose_pull: bool) -> Outcome:
@@ -62,7 +64,7 @@ def test_a_quick_run_prints_one_object_with_its_ratio_and_gives_the_cores_back()
     (cell,) = document["channel"]
     assert document["transfer_ratio"] == cell["transfer_ratio"] > 0
     assert (os.sched_getaffinity(0), torch.get_num_threads()) == (cores, threads)
-    assert (cell["block_bytes"], cell["chain_bytes"], cell["scattered"]) == (2**19, 4 * 2**20, False)
+    assert (cell["block_bytes"], cell["chain_bytes"], cell["placed"]) == (2**19, 4 * 2**20, "in a row")
     assert cell["plain_gb_s"] > 0 and cell["chain_gb_s"] > 0
     assert cell["same_job_ratio"] == cell["transfer_ratio"], "in a row there is nothing to collect"
 
@@ -71,9 +73,19 @@ def test_a_small_chain_has_as_many_turns_as_move_what_a_large_one_does() -> None
     assert [Cell(2**14, mib * 2**20).turns for mib in (4, 64, 256)] == [16, 1, 1]
 
 
-def test_scattered_chains_are_measured_beside_the_same_job_of_torch_alone() -> None:
-    [cell] = bench_transfer_channel.measure([Cell(16 * 1024, 2**20, scattered=True)], rounds=1)
-    assert cell["same_job_ratio"] > 0 and cell["same_job_ratio"] != cell["transfer_ratio"]
+def test_chains_that_do_not_lie_in_a_row_are_measured_beside_the_same_job_of_torch_alone() -> None:
+    cells = [Cell(16 * 1024, 2**20, placed) for placed in (Placed.USED, Placed.SCATTERED)]
+    for cell in bench_transfer_channel.measure(cells, rounds=1):
+        assert cell["same_job_ratio"] > 0 and cell["same_job_ratio"] != cell["transfer_ratio"]
+
+
+def test_a_used_pool_gives_a_chain_short_rows_and_no_place_twice() -> None:
+    places = used_places(64, 256, seed=3)
+    assert len(set(places)) == 64 and all(0 <= place < 256 for place in places)
+    assert places == used_places(64, 256, seed=3) != used_places(64, 256, seed=4)
+    assert 2 <= len(runs(places)) <= 48, "neither one row nor none"
+    with pytest.raises(ValueError, match="blocks: must be at most half of the pool's 256, is 129"):
+        used_places(129, 256, seed=3)
 
 
 def test_the_table_marks_what_was_right_wrong_and_tied() -> None:
