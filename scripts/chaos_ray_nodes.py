@@ -52,9 +52,7 @@ class Node:
 
     def processes(self) -> list[ProcessId]:
         """Return all that runs on it: its session."""
-        return [
-            process for pid in _pids() if _session(pid) == self.process.pid and (process := identify(pid))
-        ]
+        return _session_of(self.process.pid)
 
     def signal_raylet(self, what: signal.Signals) -> None:
         """Send its manager a signal, if there is one."""
@@ -109,6 +107,9 @@ class RayNodes:
         """End all of it."""
         for node in self._nodes:
             node.lose()
+        head = self.session.head if self.session else None
+        if head is not None:  # by its session: Ray's agents overwrite the environment that names a folder
+            kill(lambda: _session_of(head.pid))
         end_processes(lambda: processes_of(self._folder), 0.0)
 
     def _log(self, name: str) -> Path:
@@ -178,8 +179,10 @@ def command_of(pid: int) -> list[bytes]:
         return [b""]
 
 
-def _pids() -> list[int]:
-    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+def _session_of(leader: int) -> list[ProcessId]:
+    """Return the processes of a session."""
+    pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+    return [process for pid in pids if _session(pid) == leader and (process := identify(pid))]
 
 
 def _session(pid: int) -> int:

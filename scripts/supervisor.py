@@ -35,8 +35,9 @@ PAUSE_FIRST_S, PAUSE_LONGEST_S = 0.5, 30.0
 """Before a part is started again, twice as long each time ..."""
 STABLE_S = 60.0
 """... until it has run for so long."""
-UNNAMED_S = 5.0
-"""A supervisor that the state does not name for so long leaves: the cluster is gone, or another one's."""
+MOST_UNNAMED = 17
+"""A supervisor that the state does not name at so many looks, some 5 s, leaves: the cluster is gone, or
+another one's. They are counted, not timed, or a machine that had no time for it would end it."""
 _LOG = "supervisor.log"
 
 
@@ -79,6 +80,21 @@ def launch_supervisor(runtime_dir: Path, folder: StateFolder) -> ProcessId | Non
         "kvhive.scripts.supervisor", str(folder.root), folder.cluster, log=runtime_dir / _LOG
     )
     return identify(process.pid)
+
+
+def supervise(
+    folder: StateFolder,
+    parts: list[Part],
+    myself: ProcessId | None,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> None:
+    """Look after the parts until the cluster is not this process' to look after."""
+    unnamed = 0
+    while unnamed < MOST_UNNAMED:
+        unnamed = 0 if supervise_once(folder, parts, myself, clock()) else unnamed + 1
+        sleep(POLL_S)
+    log.info("leaving: no state of cluster %s names this supervisor", folder.cluster)
 
 
 def supervise_once(folder: StateFolder, parts: list[Part], myself: ProcessId | None, now: float) -> bool:
@@ -152,12 +168,8 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGINT, _leave)
     folder, parts, myself = StateFolder(Path(arguments[0]), arguments[1]), _parts(), identify(os.getpid())
-    last_named = time.monotonic()
     try:
-        while time.monotonic() - last_named < UNNAMED_S:
-            if supervise_once(folder, parts, myself, time.monotonic()):
-                last_named = time.monotonic()
-            time.sleep(POLL_S)
+        supervise(folder, parts, myself, time.monotonic, time.sleep)
     except KvhiveError as error:
         print(f"supervisor: {error}", file=sys.stderr)
         return 1

@@ -18,7 +18,15 @@ from kvhive.scripts.cluster_state import ClusterState, RaySession, StateFolder
 from kvhive.scripts.embedded_redis import EmbeddedRedis, relaunch
 from kvhive.scripts.owned_processes import ProcessId, identify
 from kvhive.scripts.router_process import RouterSpec, keep_ports
-from kvhive.scripts.supervisor import PAUSE_FIRST_S, PAUSE_LONGEST_S, STABLE_S, Part, supervise_once
+from kvhive.scripts.supervisor import (
+    MOST_UNNAMED,
+    PAUSE_FIRST_S,
+    PAUSE_LONGEST_S,
+    STABLE_S,
+    Part,
+    supervise,
+    supervise_once,
+)
 
 ME = identify(os.getpid())
 GONE = ProcessId(2**22 + 1, 1)
@@ -84,6 +92,25 @@ def test_a_cluster_of_another_supervisor_and_one_that_is_gone_are_left_alone(fol
     folder.remove()
     assert not supervise_once(folder, parts, ME, 0.0)
     assert not launches
+
+
+def test_a_supervisor_that_stood_still_goes_on_and_one_that_is_not_named_any_more_leaves(
+    folder: StateFolder,
+) -> None:
+    """A machine may have no time for it for a minute: nobody else brings the parts back."""
+    clock, launches = [0.0], list[float]()
+    parts = [part("router", launches, lambda: clock[0])]
+
+    def sleep(seconds: float) -> None:
+        clock[0] += 60.0
+        if clock[0] == 120.0:
+            folder.save(replace(folder.require(), router=GONE))
+        elif clock[0] == 600.0:
+            folder.save(replace(folder.require(), supervisor=GONE))
+
+    supervise(folder, parts, ME, lambda: clock[0], sleep)
+    assert launches == [180.0]
+    assert clock[0] == 600.0 + 60.0 * MOST_UNNAMED
 
 
 def test_a_part_that_cannot_be_started_holds_up_no_other(folder: StateFolder) -> None:
@@ -178,4 +205,5 @@ def test_a_supervisor_that_no_state_names_leaves_by_itself(tmp_path: Path) -> No
         [sys.executable, "-P", "-m", "kvhive.scripts.supervisor", str(tmp_path), "nobody"],
         stderr=subprocess.PIPE,
     )
-    assert process.communicate(timeout=60)[1] == b"" and process.returncode == 0
+    said = process.communicate(timeout=60)[1]
+    assert b"leaving: no state" in said and said.count(b"\n") == 1 and process.returncode == 0
