@@ -52,7 +52,7 @@ class HttpExchange(Response, ABC):
         answering = asyncio.current_task()
         assert answering is not None
         watched = WatchedSend(send, answering.cancel)
-        client = _WatchedClient(receive, answering.cancel)
+        client = _WatchedClient(receive, watched, answering.cancel)
         try:
             await self.answer(scope, receive, watched)
         except asyncio.CancelledError:
@@ -100,15 +100,22 @@ class WatchedSend:
         self._loop = asyncio.get_running_loop()
         self._since: float | None = None
         self._timer = self._loop.call_later(SEND_TIMEOUT_S / 4, self._look)
+        self._last: Any = {}
         self.sent = 0
         """Messages, with the one that is being sent."""
 
     async def __call__(self, message: Any) -> None:
         """Send a message; see ASGI."""
+        self._last = message
         self.sent += 1
         self._since = self._loop.time()
         await self._send(message)
         self._since = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the response's last message was sent, or is being sent."""
+        return self._last.get("type") == "http.response.body" and not self._last.get("more_body", False)
 
     @property
     def sending(self) -> bool:
@@ -132,10 +139,11 @@ class WatchedSend:
 
 
 class _WatchedClient:
-    """Says when the client has gone."""
+    """Says when the client has gone before it had its whole response."""
 
-    def __init__(self, receive: Receive, give_up: Callable[[], object]) -> None:
+    def __init__(self, receive: Receive, send: WatchedSend, give_up: Callable[[], object]) -> None:
         self._receive = receive
+        self._send = send
         self._give_up = give_up
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(WATCH_AFTER_S, self._watch)
@@ -154,5 +162,7 @@ class _WatchedClient:
     async def _wait(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+        if self._send.ended:
+            return  # the server says so of a whole response, too, while what made it may still be closing
         self.gone = True
         self._give_up()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
@@ -11,7 +12,10 @@ import openai
 import pytest
 from http_door import HEAD, events, post, say
 from redis_fixtures import eventually
-from scripted_frontend import ScriptedFrontend
+from scripted_frontend import USAGE, ScriptedFrontend
+
+from kvhive.router.frontend import Finished, GenerationEvent, Started
+from kvhive.router.request import GenerateRequest
 
 
 async def test_the_official_client_gets_a_whole_answer(openai_client: openai.AsyncOpenAI) -> None:
@@ -164,6 +168,30 @@ async def test_many_random_leavers_leave_nothing_behind(
     await asyncio.gather(*(leave(0.001 * n) for n in range(40)))
     await frontend.until_idle()
     assert (await post(http, "say ok")).json()["choices"][0]["message"]["content"] == "ok"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_made_a_whole_answer_closes_in_peace(
+    frontend: ScriptedFrontend, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """The server tells of a response that is complete in the words for a client that has gone."""
+    monkeypatch.setattr("kvhive.router.http_exchange.WATCH_AFTER_S", 0.0)
+    closed: list[str] = []
+
+    async def generate(request: GenerateRequest) -> AsyncGenerator[GenerationEvent, None]:
+        try:
+            yield Started("r", "w1", 5, 0.0)
+            await asyncio.sleep(0.01)  # watched by now
+            yield Finished("stop", USAGE)
+        finally:
+            closed.append("begun")
+            for _ in range(9):
+                await asyncio.sleep(0)
+            closed.append("ended")
+
+    monkeypatch.setattr(frontend, "generate", generate)
+    assert (await post(http, "say", stream=stream)).status_code == 200
+    await eventually(lambda: closed == ["begun", "ended"])
 
 
 async def test_a_silent_stream_beats_and_the_official_client_hears_nothing_of_it(
