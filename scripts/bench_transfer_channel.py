@@ -29,7 +29,7 @@ import torch.distributed as dist
 
 from kvhive.proto.block_hash import BlockHash
 from kvhive.proto.config import TransferConfig
-from kvhive.scripts.used_pool import used_places
+from kvhive.scripts.used_pool import LEAST_POOL, used_places
 from kvhive.worker.transfer_cargo import Cargo, cut, runs
 from kvhive.worker.transfer_channel import RECEIVER, SENDER, ChannelMaker, ChannelPlan, PairChannel
 from kvhive.worker.transfer_staging import Staging
@@ -67,6 +67,11 @@ class Cell:
     def blocks(self) -> int:
         """Blocks of the chain."""
         return self.chain_bytes // self.block_bytes
+
+    @property
+    def pool_blocks(self) -> int:
+        """Blocks of the pool that it lies in."""
+        return max(_POOLED * self.blocks, LEAST_POOL)
 
     @property
     def turns(self) -> int:
@@ -221,10 +226,10 @@ def _places(cell: Cell, seed: int) -> list[int]:
     if cell.placed == Placed.ROW:
         return list(range(cell.blocks))
     if cell.placed == Placed.USED:
-        return used_places(cell.blocks, _POOLED * cell.blocks, seed)
+        return used_places(cell.blocks, cell.pool_blocks, seed)
     order = torch.randperm(cell.blocks, generator=torch.Generator().manual_seed(seed))
     return [2 * place for place in order.tolist()]
 
 
 def _pool(cell: Cell) -> torch.Tensor:
-    return torch.empty(_POOLED * cell.blocks, cell.block_bytes, dtype=torch.uint8)
+    return torch.empty(cell.pool_blocks, cell.block_bytes, dtype=torch.uint8)

@@ -9,6 +9,8 @@ from kvhive.worker.block_pool import Block, BlockPool
 
 _RUNNING = 8
 """Requests that hold blocks at a time, and end in any order."""
+LEAST_POOL = 4 * _RUNNING
+"""Blocks that those and a chain need beside each other."""
 _TURNS = 4
 """How often all of the pool has been given out before."""
 _LENGTH, _SPREAD = 2.5, 0.9
@@ -18,8 +20,10 @@ _LENGTH, _SPREAD = 2.5, 0.9
 def used_places(blocks: int, pool_blocks: int, seed: int) -> list[int]:
     """Return the places that a worker's own pool gives to a chain after others have come and been evicted.
 
-    Raises ValueError for a chain of more than half of the pool.
+    Raises ValueError for more than half of the pool, and for a pool of fewer than LEAST_POOL blocks.
     """
+    if pool_blocks < LEAST_POOL:
+        raise ValueError(f"pool_blocks: must be at least {LEAST_POOL}, is {pool_blocks}")
     if blocks > pool_blocks // 2:
         raise ValueError(f"blocks: must be at most half of the pool's {pool_blocks}, is {blocks}")
     chance, pool = random.Random(seed), BlockPool(pool_blocks)

@@ -86,6 +86,10 @@ def test_a_used_pool_gives_a_chain_short_rows_and_no_place_twice() -> None:
     assert 2 <= len(runs(places)) <= 48, "neither one row nor none"
     with pytest.raises(ValueError, match="blocks: must be at most half of the pool's 256, is 129"):
         used_places(129, 256, seed=3)
+    with pytest.raises(ValueError, match="pool_blocks: must be at least 32, is 31"):
+        used_places(2, 31, seed=3)
+    for cell in bench_transfer.CELLS:
+        assert len(used_places(cell.blocks, cell.pool_blocks, seed=0)) == cell.blocks
 
 
 def test_the_table_marks_what_was_right_wrong_and_tied() -> None:
