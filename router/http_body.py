@@ -47,7 +47,7 @@ class Bodies:
         """
         return await self.parsed(await _read(request, self._max_bytes), parse)
 
-    async def parsed(self, body: bytes, parse: Callable[[dict[str, Any]], T]) -> T:
+    async def parsed(self, body: bytes | bytearray, parse: Callable[[dict[str, Any]], T]) -> T:
         """Return what a dialect makes of the JSON object in these bytes. Raises InvalidRequest."""
         if len(body) <= OFF_LOOP_BYTES:
             return parse(parse_object(body))
@@ -55,10 +55,11 @@ class Bodies:
         return await loop.run_in_executor(self._large, lambda: parse(parse_object(body)))
 
 
-async def _read(request: Request, max_bytes: int) -> bytes:
+async def _read(request: Request, max_bytes: int) -> bytearray:
     """Return the whole body. Raises BodyTooLarge before reading more than `max_bytes`, BodyTimeout.
 
-    A false or absent Content-Length gains nothing: what arrives is counted as well.
+    A false or absent Content-Length gains nothing: what arrives is counted as well. It is not copied into
+    `bytes`: where memory is new to the machine, 5 MB more held the event loop up for a tenth of a second.
     """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > max_bytes:
@@ -72,10 +73,10 @@ async def _read(request: Request, max_bytes: int) -> bytes:
                     raise BodyTooLarge(f"the body must be at most {max_bytes} bytes")
     except TimeoutError as error:
         raise BodyTimeout(f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from error
-    return bytes(body)
+    return body
 
 
-def parse_object(body: bytes) -> dict[str, Any]:
+def parse_object(body: bytes | bytearray) -> dict[str, Any]:
     """Return the JSON object in a body. Raises InvalidRequest("body") for anything else."""
     parts = sum(body.count(mark) for mark in (b",", b"[", b"{")) if len(body) > MAX_JSON_PARTS else 0
     if parts > MAX_JSON_PARTS:
