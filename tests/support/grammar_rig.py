@@ -34,6 +34,17 @@ def following(
     return seq
 
 
+def two_choices(name: str, schema: object, max_tokens: int) -> list[Sequence]:
+    """Two choices at temperature 1 that follow a schema, as a router asks. Raises InvalidRequest."""
+    options = {"temperature": 1.0, "seed": len(name), "logit_bias": FINISHING}
+    return [
+        following(
+            f"{name}/{choice}", range(40, 60), max_tokens, "json_schema", schema, choice=choice, **options
+        )
+        for choice in range(2)
+    ]
+
+
 def spoken(tokens: Iterable[int]) -> str:
     """The text of tokens, without ends. Raises where it is no UTF-8, or has a token that is no text."""
     kept = [token for token in tokens if token not in TINY.ends]

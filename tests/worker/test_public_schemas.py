@@ -16,7 +16,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from grammar_rig import FINISHING, following, spoken
+from grammar_rig import spoken, two_choices
 from real_engine import RealEngine, tiny_model
 
 from kvhive.proto.errors import InvalidRequest
@@ -26,7 +26,6 @@ from kvhive.worker.sequence import FinishReason, Sequence
 FOLDER = os.environ.get("KVHIVE_SCHEMAS", "")
 GROUP = 16
 MAX_TOKENS = 200
-PROMPT = list(range(40, 60))
 
 pytestmark = pytest.mark.skipif(
     not Path(FOLDER).is_dir() or not FOLDER, reason="by hand: KVHIVE_SCHEMAS=FOLDER"
@@ -38,24 +37,6 @@ def schemas(folder: Path) -> Iterator[tuple[str, Any]]:
         held = json.loads(path.read_text())
         for index, group in enumerate(held if isinstance(held, list) else [{"schema": held}]):
             yield f"{path.relative_to(folder)}[{index}]", group["schema"]
-
-
-def asked(name: str, schema: Any) -> list[Sequence]:
-    """Two choices, as a router would ask for them. Raises InvalidRequest."""
-    return [
-        following(
-            f"{name}/{choice}",
-            PROMPT,
-            MAX_TOKENS,
-            "json_schema",
-            schema,
-            temperature=1.0,
-            seed=len(name),
-            choice=choice,
-            logit_bias=FINISHING,
-        )
-        for choice in range(2)
-    ]
 
 
 def as_ecma(schema: Any) -> Any:
@@ -88,7 +69,7 @@ def test_each_is_refused_by_name_or_its_answers_are_valid(tmp_path: Path) -> Non
     reasons: Counter[str] = Counter()
     for name, schema in schemas(Path(FOLDER)):
         try:
-            requests += asked(name, schema)
+            requests += two_choices(name, schema, MAX_TOKENS)
             taken[name] = schema
         except InvalidRequest as error:
             assert error.field == FIELD and error.problem, name

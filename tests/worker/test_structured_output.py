@@ -10,7 +10,7 @@ import os
 
 import jsonschema
 import pytest
-from grammar_rig import following, spoken
+from grammar_rig import spoken, two_choices
 from real_engine import RealEngine, tiny_model
 from schemas import all_schemas
 
@@ -20,7 +20,6 @@ SCHEMAS = all_schemas()
 SHARE = 1 if os.environ.get("KVHIVE_SCHEMAS") == "all" else 8
 GROUP = 8
 MAX_TOKENS = 300
-PROMPT = list(range(40, 60))
 GROUPS = [list(SCHEMAS)[start : start + GROUP * SHARE : SHARE] for start in range(0, 200, GROUP * SHARE)]
 
 
@@ -30,31 +29,13 @@ def models(tmp_path_factory):
     return tiny_model(folder / "target", 1, 1), tiny_model(folder / "draft", 1, 2)
 
 
-def requests(names):
-    return [
-        following(
-            f"{name}/{choice}",
-            PROMPT,
-            MAX_TOKENS,
-            "json_schema",
-            SCHEMAS[name],
-            temperature=1.0,
-            seed=len(name),
-            choice=choice,
-            logit_bias=tuple((ord(letter), 3.0) for letter in '"]}'),
-        )
-        for name in names
-        for choice in range(2)
-    ]
-
-
 def test_there_are_200_schemas():
     assert len(SCHEMAS) == 200
 
 
 @pytest.mark.parametrize("names", GROUPS, ids=lambda names: names[0])
 def test_two_choices_of_each_are_valid_with_and_without_drafts(models, names):
-    asked = requests(names)
+    asked = [choice for name in names for choice in two_choices(name, SCHEMAS[name], MAX_TOKENS)]
     engine = RealEngine(models[0], 400, 128)
     answers = engine.run(*asked)
     ended = 0
