@@ -89,13 +89,13 @@ def parse_addresses(ours: str | None, urls: Sequence[str]) -> list[tuple[str, st
     return found
 
 
-def parse_plan(workloads: str, runs: int, seed: str, timeout_s: float) -> Plan:
+def parse_plan(workloads: str, runs: int, seed: str, timeout_s: float, pause_s: float) -> Plan:
     """Return what is to be measured; an empty seed becomes one never used before. Raises ConfigError."""
     names = tuple(dict.fromkeys(workloads.split(",")))
     unknown = [name for name in names if name not in WORKLOADS]
     if unknown:
         raise ConfigError(f"--workload: must be some of {','.join(WORKLOADS)}, has {unknown[0]!r}")
-    return Plan(names, runs, seed or secrets.token_hex(4), TokenRange(), timeout_s)
+    return Plan(names, runs, seed or secrets.token_hex(4), TokenRange(), timeout_s, pause_s)
 
 
 def _base(url: str) -> str:

@@ -37,6 +37,8 @@ class Plan:
     ids: TokenRange
     timeout_s: float
     """Longest one request may take."""
+    pause_s: float = 0.0
+    """Before each run: threads of the target before may go on looking for work for a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,7 @@ async def measure(
         for name in plan.workloads:
             work = workload(name, f"{plan.seed}/{run}", plan.ids)
             for target in targets if run % 2 == 0 else reversed(targets):
+                await asyncio.sleep(plan.pause_s)
                 load, cpu_s, began = os.getloadavg(), _cpu_s(), clock()
                 timings = await send(work, clients[target.name].complete)
                 wall_s, cpu_s = clock() - began, _cpu_s() - cpu_s

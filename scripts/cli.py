@@ -264,6 +264,14 @@ def bench() -> None:
     show_default=True,
     help="Seconds that one request may take.",
 )
+@click.option(
+    "--pause",
+    "pause_s",
+    type=click.FloatRange(0, 3_600),
+    default=5.0,
+    show_default=True,
+    help="Seconds before each run of several targets: who was just measured may go on spinning.",
+)
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="All raw numbers.")
 @click.option(
     "--png", "png_file", type=click.Path(dir_okay=False, path_type=Path), help="Bars of the ratios."
@@ -278,7 +286,10 @@ def bench_engine(name: str | None, urls: tuple[str, ...], only_urls: bool, **opt
 
     ours = None if only_urls else _folder(name).require().http
     addresses = command.parse_addresses(ours, urls)
-    plan = command.parse_plan(options["workloads"], options["runs"], options["seed"], options["timeout_s"])
+    pause_s = options["pause_s"] if len(addresses) > 1 else 0.0
+    plan = command.parse_plan(
+        options["workloads"], options["runs"], options["seed"], options["timeout_s"], pause_s
+    )
     outputs = command.Outputs(options["json_file"], options["png_file"])
     return command.run(addresses, options["model"], plan, outputs)
 

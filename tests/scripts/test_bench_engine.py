@@ -101,6 +101,17 @@ async def test_targets_take_turns_with_the_same_prompts_new_in_every_run() -> No
         assert one.busiest == 8
 
 
+async def test_a_target_that_was_just_measured_gets_time_to_come_to_rest() -> None:
+    async with sse_server() as one, sse_server() as two:
+        targets = [Target(name, server.url, "m", {}) for name, server in (("one", one), ("two", two))]
+        ended: list[float] = []
+        began = time.perf_counter()
+        plan = Plan(("d",), 1, "s", TokenRange(), 10.0, pause_s=0.3)
+        results = await measure(targets, plan, time.perf_counter, lambda _: ended.append(time.perf_counter()))
+        walls = [result.wall_s for result in results]
+        assert ended[0] - walls[0] - began >= 0.3 and ended[1] - walls[1] - ended[0] >= 0.3
+
+
 async def test_the_client_is_far_faster_than_an_engine() -> None:
     """Its processor time bounds what it can disturb: under 0.3 ms a token, where engines take 3 and more."""
     async with sse_server() as server:
@@ -144,7 +155,7 @@ def test_a_run_that_failed_has_no_figures_and_no_ratio() -> None:
 
 
 def plan_of(workloads: str, runs: int) -> Plan:
-    return parse_plan(workloads, runs, "s", 5.0)
+    return parse_plan(workloads, runs, "s", 5.0, 0.0)
 
 
 def test_percentiles_are_values_that_were_measured() -> None:
@@ -168,8 +179,8 @@ def test_targets_are_named_and_never_twice() -> None:
         with pytest.raises(ConfigError, match=message):
             parse_addresses(None, urls)
     with pytest.raises(ConfigError, match="--workload: must be some of a,b,c,d, has 'e'"):
-        parse_plan("a,e", 1, "", 1.0)
-    assert parse_plan("a", 1, "", 1.0).seed != parse_plan("a", 1, "", 1.0).seed
+        parse_plan("a,e", 1, "", 1.0, 0.0)
+    assert parse_plan("a", 1, "", 1.0, 0.0).seed != parse_plan("a", 1, "", 1.0, 0.0).seed
     assert WARM_UP not in WORKLOADS
 
 
