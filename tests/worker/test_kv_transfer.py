@@ -12,20 +12,17 @@ from worker_rig import IDENTITY, METADATA, ROOT, running_worker
 from kvhive.proto.block_chain import hash_chain
 from kvhive.proto.block_hash import namespace_extras
 from kvhive.proto.v1 import worker_pb2
-from kvhive.worker import transfer_cargo, transfer_lanes, transfer_target
+from kvhive.worker import transfer_lanes, transfer_target
 from kvhive.worker.transfer_party import Emulation
 
 SLOW = Emulation(bytes_per_s=200.0)
 """A chunk of 64 bytes takes a third of a second, a chain of 20 blocks more than one."""
 
 
-@pytest.mark.parametrize("direct", [False, True])
-async def test_a_pulled_prompt_is_neither_computed_nor_called_cached(
-    direct: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("backend", ["tcp", "gloo"])
+async def test_a_pulled_prompt_is_neither_computed_nor_called_cached(backend: str) -> None:
     """Fault 98: a prompt that came by a pull is no hit; the next one is. The index hears of every block."""
-    monkeypatch.setattr(transfer_cargo, "STRAIGHT_BYTES", 1 if direct else 1 << 30)
-    async with pair() as (a, b):
+    async with pair(replace(TRANSFER, backend=backend)) as (a, b):
         prompt = prompt_of(1, 83)
         await ask(a, "first", prompt)
         steps_tokens = b.engine.load.prefix_hits

@@ -1,0 +1,138 @@
+"""How the two ends of a tcp channel find each other, among whoever else connects.
+
+The receiver listens, and tells where in the store that both meet in; the sender connects and says a digest of
+the channel's key. Who says something else is hung up on, and who says nothing keeps nobody waiting.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import selectors
+import socket
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Protocol
+
+from kvhive.worker.transfer_channel import ChannelBroken
+
+SOCKET_BUFFER_BYTES = 2**20
+"""Of either end."""
+
+MAX_SILENT = 16
+"""Connections that may be open without having said whose they are; one more, and the oldest goes."""
+
+_BACKLOG = 64
+_ADDRESS = "address"
+
+
+class Store(Protocol):
+    """What is needed of a store of torch.distributed."""
+
+    def set(self, key: str, value: str) -> None:
+        """Set it for both."""
+
+    def get(self, key: str) -> bytes:
+        """Wait until it is set. Raises RuntimeError when it takes too long."""
+
+
+def connect(store: Store, key: str, timeout_s: float) -> socket.socket:
+    """Meet the receiver, as the sender. Raises ChannelBroken, and RuntimeError as the store does."""
+    deadline = time.monotonic() + timeout_s
+    host, _, port = store.get(_ADDRESS).decode().rpartition(":")
+    connection = socket.socket(_family(host))
+    try:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
+        connection.settimeout(max(deadline - time.monotonic(), 0.001))
+        connection.connect((host, int(port)))
+        connection.sendall(_greeting(key))
+    except OSError as error:
+        connection.close()
+        raise ChannelBroken(f"no connection to {host}:{port}: {error}") from None
+    return connection
+
+
+def accept(store: Store, key: str, host: str, timeout_s: float) -> socket.socket:
+    """Meet the sender, as the receiver, on an address of this worker. Raises ChannelBroken."""
+    deadline = time.monotonic() + timeout_s
+    try:
+        with listen(host, SOCKET_BUFFER_BYTES) as listener:
+            store.set(_ADDRESS, f"{host}:{listener.getsockname()[1]}")
+            return _await_sender(listener, _greeting(key), deadline)
+    except OSError as error:
+        raise ChannelBroken(f"cannot listen on {host}: {error}") from None
+
+
+def listen(host: str, buffer_bytes: int = 0) -> socket.socket:
+    """Listen on one address, on a port that was free; a size is that of its connections' buffers."""
+    listener = socket.socket(_family(host))
+    try:
+        if buffer_bytes:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+        listener.bind((host, 0))
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _await_sender(listener: socket.socket, greeting: bytes, deadline: float) -> socket.socket:
+    """Return the connection of who knows the greeting."""
+    heard: dict[socket.socket, bytes] = {}
+    listener.setblocking(False)
+    try:
+        while (left_s := deadline - time.monotonic()) > 0:
+            for ready in _readable([listener, *heard], left_s):
+                if ready is listener:
+                    _let_in(listener, heard)
+                elif ready in heard:
+                    said = _hear(ready, len(greeting) - len(heard[ready]))
+                    heard[ready] += said
+                    if hmac.compare_digest(heard[ready], greeting):
+                        del heard[ready]
+                        return ready
+                    if not said or len(heard[ready]) == len(greeting):
+                        del heard[ready]
+                        ready.close()
+        raise ChannelBroken("nobody who knows the channel's key came in time")
+    finally:
+        for stranger in heard:
+            stranger.close()
+
+
+def _let_in(listener: socket.socket, heard: dict[socket.socket, bytes]) -> None:
+    with suppress(BlockingIOError, ConnectionAbortedError):  # it has gone again
+        guest, _ = listener.accept()
+        guest.setblocking(False)
+        heard[guest] = b""
+    if len(heard) > MAX_SILENT:
+        oldest = next(iter(heard))
+        del heard[oldest]
+        oldest.close()
+
+
+def _hear(guest: socket.socket, nbytes: int) -> bytes:
+    """Return what somebody says, no more than that many bytes; nothing when he hangs up."""
+    try:
+        return guest.recv(nbytes)
+    except ConnectionError:
+        return b""
+
+
+def _readable(sockets: Iterable[socket.socket], timeout_s: float) -> list[socket.socket]:
+    with selectors.DefaultSelector() as selector:
+        names = {each.fileno(): each for each in sockets}
+        for number in names:
+            selector.register(number, selectors.EVENT_READ)
+        return [names[key.fd] for key, _ in selector.select(timeout_s)]
+
+
+def _greeting(key: str) -> bytes:
+    """Return what the sender says, of one length for every key."""
+    return hashlib.sha256(key.encode()).digest()
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
