@@ -64,8 +64,18 @@ class ChannelMaker:
         self._planned += 1
         return ChannelPlan(key, next(reversed(self._stores)), self._backends[0])
 
-    def make(self, plan: ChannelPlan, rank: int, timeout_s: float = SETUP_TIMEOUT_S) -> Channel:
-        """Meet the peer, who does the same with the other rank. Raises ChannelBroken if it does not come."""
+    def make(
+        self,
+        plan: ChannelPlan,
+        rank: int,
+        timeout_s: float = SETUP_TIMEOUT_S,
+        stopped: threading.Event | None = None,
+    ) -> Channel:
+        """Meet the peer, who does the same with the other rank. Raises ChannelBroken if it does not come.
+
+        Over tcp it raises TransferStopped soon after `stopped` is set; a process group waits its time.
+        """
+        stopped = stopped or threading.Event()
         limit = timedelta(seconds=timeout_s)
         try:
             store = PrefixStore(plan.key, self._join_store(plan, rank, limit))
@@ -75,8 +85,8 @@ class ChannelMaker:
             if plan.backend == "gloo":
                 return gloo_channel(store, rank, limit, self._shared_gloo_device())
             if rank == RECEIVER:
-                return SocketChannel(transfer_meeting.accept(store, plan.key, self._host, timeout_s))
-            return SocketChannel(transfer_meeting.connect(store, plan.key, timeout_s))
+                return SocketChannel(transfer_meeting.accept(store, plan.key, self._host, timeout_s, stopped))
+            return SocketChannel(transfer_meeting.connect(store, plan.key, timeout_s, stopped))
         except RuntimeError as error:  # of which torch's DistError is one
             raise ChannelBroken(f"no channel {plan.key}: {first_line(error)}") from None
 

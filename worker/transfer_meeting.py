@@ -1,7 +1,8 @@
 """How the two ends of a tcp channel find each other, among whoever else connects.
 
 The receiver listens, and tells where in the store that both meet in; the sender connects and says a digest of
-the channel's key. Who says something else is hung up on, and who says nothing keeps nobody waiting.
+the channel's key. Who says something else is hung up on, and who says nothing keeps nobody waiting. A meeting
+that nobody wants any more ends within LOOK_S, so that the next pull need not wait for it.
 """
 
 from __future__ import annotations
@@ -10,19 +11,26 @@ import hashlib
 import hmac
 import selectors
 import socket
+import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Protocol
 
 from kvhive.worker.transfer_channel import ChannelBroken
+from kvhive.worker.transfer_pace import TransferStopped
 
-SOCKET_BUFFER_BYTES = 2**20
-"""Of either end."""
+SEND_BUFFER_BYTES = 2**20
+"""How far the sender may be ahead: less stays in the caches on its way than of the several MiB that the kernel
+would allow by itself. The receiver's buffer is the kernel's choice."""
 
 MAX_SILENT = 16
 """Connections that may be open without having said whose they are; one more, and the oldest goes."""
 
+LOOK_S = 0.05
+"""How often either end looks whether it is still wanted."""
+
+_SOON_S = 0.001
 _BACKLOG = 64
 _ADDRESS = "address"
 
@@ -33,19 +41,22 @@ class Store(Protocol):
     def set(self, key: str, value: str) -> None:
         """Set it for both."""
 
+    def check(self, keys: list[str]) -> bool:
+        """Whether they are set. Raises RuntimeError when the store is gone."""
+
     def get(self, key: str) -> bytes:
-        """Wait until it is set. Raises RuntimeError when it takes too long."""
+        """Return what it is set to."""
 
 
-def connect(store: Store, key: str, timeout_s: float) -> socket.socket:
-    """Meet the receiver, as the sender. Raises ChannelBroken, and RuntimeError as the store does."""
+def connect(store: Store, key: str, timeout_s: float, stopped: threading.Event) -> socket.socket:
+    """Meet the receiver, as the sender. Raises ChannelBroken, TransferStopped, and as the store does."""
     deadline = time.monotonic() + timeout_s
-    host, _, port = store.get(_ADDRESS).decode().rpartition(":")
+    host, port = _address(store, deadline, stopped)
     connection = socket.socket(_family(host))
     try:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         connection.settimeout(max(deadline - time.monotonic(), 0.001))
-        connection.connect((host, int(port)))
+        connection.connect((host, port))
         connection.sendall(_greeting(key))
     except OSError as error:
         connection.close()
@@ -53,23 +64,21 @@ def connect(store: Store, key: str, timeout_s: float) -> socket.socket:
     return connection
 
 
-def accept(store: Store, key: str, host: str, timeout_s: float) -> socket.socket:
-    """Meet the sender, as the receiver, on an address of this worker. Raises ChannelBroken."""
+def accept(store: Store, key: str, host: str, timeout_s: float, stopped: threading.Event) -> socket.socket:
+    """Meet the sender, as the receiver, on an address of this worker. Raises as `connect` does."""
     deadline = time.monotonic() + timeout_s
     try:
-        with listen(host, SOCKET_BUFFER_BYTES) as listener:
+        with listen(host) as listener:
             store.set(_ADDRESS, f"{host}:{listener.getsockname()[1]}")
-            return _await_sender(listener, _greeting(key), deadline)
+            return _await_sender(listener, _greeting(key), deadline, stopped)
     except OSError as error:
         raise ChannelBroken(f"cannot listen on {host}: {error}") from None
 
 
-def listen(host: str, buffer_bytes: int = 0) -> socket.socket:
-    """Listen on one address, on a port that was free; a size is that of its connections' buffers."""
+def listen(host: str) -> socket.socket:
+    """Listen on one address, on a port that was free."""
     listener = socket.socket(_family(host))
     try:
-        if buffer_bytes:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
         listener.bind((host, 0))
         listener.listen(_BACKLOG)
     except BaseException:
@@ -78,13 +87,30 @@ def listen(host: str, buffer_bytes: int = 0) -> socket.socket:
     return listener
 
 
-def _await_sender(listener: socket.socket, greeting: bytes, deadline: float) -> socket.socket:
+def _address(store: Store, deadline: float, stopped: threading.Event) -> tuple[str, int]:
+    """Return where the receiver listens, once it does."""
+    pause_s = _SOON_S
+    while not store.check([_ADDRESS]):
+        if stopped.wait(pause_s):
+            raise TransferStopped("cancelled")
+        if time.monotonic() > deadline:
+            raise ChannelBroken("the receiver did not come in time")
+        pause_s = min(2 * pause_s, LOOK_S)
+    host, _, port = store.get(_ADDRESS).decode().rpartition(":")
+    return host, int(port)
+
+
+def _await_sender(
+    listener: socket.socket, greeting: bytes, deadline: float, stopped: threading.Event
+) -> socket.socket:
     """Return the connection of who knows the greeting."""
     heard: dict[socket.socket, bytes] = {}
     listener.setblocking(False)
     try:
         while (left_s := deadline - time.monotonic()) > 0:
-            for ready in _readable([listener, *heard], left_s):
+            if stopped.is_set():
+                raise TransferStopped("cancelled")
+            for ready in _readable([listener, *heard], min(left_s, LOOK_S)):
                 if ready is listener:
                     _let_in(listener, heard)
                 elif ready in heard:

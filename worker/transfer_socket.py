@@ -10,7 +10,9 @@ from __future__ import annotations
 import socket
 import struct
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import torch
 
@@ -79,21 +81,20 @@ class SocketChannel:
         limit_s: float,
     ) -> None:
         """Fill or empty all buffers in order, the last one within the limit. Raises ChannelBroken."""
-        connection, deadline, done = self._opened(), time.monotonic() + limit_s, 0
+        connection, deadline = self._opened(), time.monotonic() + limit_s
+        begins, done = [0, *accumulate(map(len, buffers))], 0
         try:
-            while done < len(buffers):
+            while done < begins[-1]:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     raise TimeoutError
                 connection.setsockopt(socket.SOL_SOCKET, option, _timeval(left_s))
-                moved = move(buffers[done : done + MAX_BUFFERS])
+                at = bisect_right(begins, done) - 1
+                rest = buffers[at][done - begins[at] :]
+                moved = move([rest, *buffers[at + 1 : at + MAX_BUFFERS]])
                 if not moved:
                     raise ChannelBroken("the peer has hung up")
-                while done < len(buffers) and moved >= len(buffers[done]):
-                    moved -= len(buffers[done])
-                    done += 1
-                if moved:
-                    buffers[done] = buffers[done][moved:]
+                done += moved
         except (TimeoutError, BlockingIOError):
             raise ChannelBroken(f"a chunk did not get through within {limit_s:.3g} s") from None
         except OSError as error:

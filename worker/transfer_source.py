@@ -159,7 +159,7 @@ class TransferSource:
             if lane.plan != plan or not lane.open:
                 lane.close()
                 lane.plan = plan
-                lane.channel = self._party.maker.make(plan, SENDER, pace.next_limit())
+                lane.channel = self._party.maker.make(plan, SENDER, pace.next_limit(), pace.stopped)
             assert lane.channel is not None
             lane.channel.send(self._party.pool, cargo, pace)
         except (ChannelBroken, TransferStopped) as error:

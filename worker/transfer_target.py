@@ -237,7 +237,8 @@ class TransferTarget:
     ) -> None:
         try:
             if not lane.open:
-                lane.channel, lane.plan = self._party.maker.make(plan, RECEIVER, pace.next_limit()), plan
+                make = self._party.maker.make
+                lane.channel, lane.plan = make(plan, RECEIVER, pace.next_limit(), pace.stopped), plan
             assert lane.channel is not None
             lane.channel.receive(self._party.pool, cargo, pace, arrived)
         except BaseException:

@@ -68,7 +68,7 @@ def move(
 
     def sending() -> None:
         with contextlib.suppress(ChannelBroken):  # when the receiver has given up
-            ends[0].send(pools[0], cargoes[0], unhurried())
+            ends[0].send(pools[0], cargoes[0], Pace(time.monotonic() + WAIT_S, 5.0))
 
     thread = threading.Thread(target=sending)
     thread.start()
