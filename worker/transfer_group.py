@@ -85,8 +85,9 @@ class GroupChannel:
                     expect(number)
                 for number, chunk in enumerate(chunks):
                     seal, works = pending.popleft()
+                    expected = cargo.seal(chunk)  # while it is on its way
                     self._wait(works, pace.next_limit())
-                    check_seal(cargo, chunk, bytes(seal.tolist()))
+                    check_seal(number, bytes(seal.tolist()), expected)
                     staging.scatter(number % DEPTH, pool, places[chunk.start : chunk.stop])
                     arrived(chunk.stop)
                     if number + DEPTH < len(chunks):

@@ -19,7 +19,7 @@ import torch
 from kvhive.worker.transfer_cargo import SEAL_BYTES, Cargo
 from kvhive.worker.transfer_channel import ChannelBroken, check_seal
 from kvhive.worker.transfer_pace import Pace
-from kvhive.worker.transfer_staging import as_bytes, block_bytes
+from kvhive.worker.transfer_staging import as_bytes
 
 MAX_BUFFERS = 1024
 """Most that one system call takes (IOV_MAX)."""
@@ -41,7 +41,7 @@ class SocketChannel:
 
     def send(self, pool: torch.Tensor, cargo: Cargo, pace: Pace) -> None:
         """Send everything; see Channel."""
-        connection, memory, size = self._opened(), _memory(pool), block_bytes(pool)
+        connection, (memory, size) = self._opened(), _memory(pool)
         for chunk in cargo.chunks:
             buffers = _rows(memory, size, cargo.blocks_of(chunk))
             pace.throttle(len(chunk) * size)
@@ -50,16 +50,16 @@ class SocketChannel:
 
     def receive(self, pool: torch.Tensor, cargo: Cargo, pace: Pace, arrived: Callable[[int], None]) -> None:
         """Receive everything; see Channel."""
-        connection, memory, size = self._opened(), _memory(pool), block_bytes(pool)
+        connection, (memory, size) = self._opened(), _memory(pool)
 
         def receive(buffers: Sequence[memoryview]) -> int:
             return connection.recvmsg_into(buffers, 0, socket.MSG_WAITALL)[0]
 
-        for chunk in cargo.chunks:
-            seal = bytearray(SEAL_BYTES)
+        for number, chunk in enumerate(cargo.chunks):
+            expected, seal = cargo.seal(chunk), bytearray(SEAL_BYTES)  # while it is on its way
             buffers = [*_rows(memory, size, cargo.blocks_of(chunk)), memoryview(seal)]
             self._move(receive, socket.SO_RCVTIMEO, buffers, pace.next_limit())
-            check_seal(cargo, chunk, bytes(seal))
+            check_seal(number, bytes(seal), expected)
             arrived(chunk.stop)
 
     def close(self) -> None:
@@ -101,9 +101,10 @@ class SocketChannel:
             raise ChannelBroken(f"the connection broke: {error.strerror or error}") from None
 
 
-def _memory(pool: torch.Tensor) -> memoryview:
-    """Return a pool's bytes."""
-    return memoryview(as_bytes(pool).reshape(-1).numpy())
+def _memory(pool: torch.Tensor) -> tuple[memoryview, int]:
+    """Return a pool's bytes, and how many of them are a block."""
+    memory = as_bytes(pool).numpy()
+    return memoryview(memory).cast("B"), memory.shape[1]
 
 
 def _rows(memory: memoryview, size: int, blocks: Sequence[int]) -> list[memoryview]:
