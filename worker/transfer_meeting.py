@@ -21,8 +21,8 @@ from kvhive.worker.transfer_channel import ChannelBroken
 from kvhive.worker.transfer_pace import TransferStopped
 
 SEND_BUFFER_BYTES = 2**20
-"""How far the sender may be ahead of the receiver; that much stays in the caches on its way. Of the receiver's
-buffer the kernel knows more: the network's delay."""
+"""How far the sender may be ahead of the receiver: that much stays in the caches on its way. The receiver's
+buffer is left to the kernel, which sees the network's delay."""
 
 MAX_SILENT = 16
 """Connections that may be open without having said whose they are; one more, and the oldest goes."""
