@@ -140,10 +140,10 @@ def _let_in(listener: socket.socket, heard: dict[socket.socket, bytes]) -> None:
 
 
 def _hear(guest: socket.socket, nbytes: int) -> bytes:
-    """Return what somebody says, no more than that many bytes; nothing when he hangs up."""
+    """Return what somebody says, no more than that many bytes; nothing when he hangs up, or is lost."""
     try:
         return guest.recv(nbytes)
-    except ConnectionError:
+    except OSError:
         return b""
 
 
