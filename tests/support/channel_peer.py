@@ -54,6 +54,11 @@ def unhurried(stopped: threading.Event | None = None) -> Pace:
     return Pace(time.monotonic() + WAIT_S, WAIT_S, stopped or threading.Event())
 
 
+def impatient() -> Pace:
+    """For who may be hung up on: gloo does not always wake who sends then, and he has to run out of time."""
+    return Pace(time.monotonic() + WAIT_S, 3.0)
+
+
 def move(
     ends: tuple[Channel, Channel],
     pools: tuple[torch.Tensor, torch.Tensor],
@@ -68,7 +73,7 @@ def move(
 
     def sending() -> None:
         with contextlib.suppress(ChannelBroken):  # when the receiver has given up
-            ends[0].send(pools[0], cargoes[0], Pace(time.monotonic() + WAIT_S, 5.0))
+            ends[0].send(pools[0], cargoes[0], impatient())
 
     thread = threading.Thread(target=sending)
     thread.start()

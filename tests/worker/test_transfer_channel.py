@@ -17,6 +17,7 @@ from channel_peer import (
     CHUNK_BLOCKS,
     cargo_of,
     channel_pair,
+    impatient,
     local_maker,
     move,
     open_files,
@@ -133,7 +134,7 @@ def test_a_transfer_that_nobody_wants_stops_between_two_chunks(ends: Ends) -> No
 
 def quietly_send(channel: Channel, pool: torch.Tensor) -> None:
     with contextlib.suppress(ChannelBroken):
-        channel.send(pool, cargo_of(SOURCES, 3), unhurried())
+        channel.send(pool, cargo_of(SOURCES, 3), impatient())
 
 
 def test_who_hangs_up_with_everything_in_hand_breaks_no_channel(ends: Ends) -> None:
