@@ -48,7 +48,9 @@ class TransferConfig:
     stall_timeout_s: float = 2.0
     """Longest that one chunk of a pull may take: how soon a hung worker is noticed."""
     chunk_mib: int = 8
-    """Size of a chunk, after each of which blocks become usable; on GPUs also of two buffers per peer."""
+    """Size of a chunk, after which its blocks are usable; over gloo and NCCL also of two buffers per peer."""
+    backend: str = "auto"
+    """What blocks travel by: `tcp`, `gloo` or `nccl` alone; `auto`: the best that both ends can speak."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +202,7 @@ _CHOICES = {
     "model.dtype": ("auto", "float32", "bfloat16", "float16"),
     "workers.device": ("auto", "cpu", "cuda"),
     "workers.kv_dtype": ("auto", "fp8"),
+    "workers.transfer.backend": ("auto", "tcp", "gloo", "nccl"),
     "speculation.mode": ("off", "ngram", "draft"),
 }
 _LIMITS: dict[str, tuple[float, float]] = {

@@ -64,12 +64,15 @@ def run(plan: Plan, png: Path | None, as_json: bool) -> None:
 
 
 def _lines(result: dict[str, Any]) -> list[str]:
-    lines = ["block KiB  placed     chain MiB  plain GB/s  chain GB/s  ratio  same job  of the best times"]
+    lines = [
+        "block KiB  placed     chain MiB  plain GB/s  chain GB/s  over gloo  "
+        "ratio  same job  of the best times"
+    ]
     lines += [
         f"{cell['block_bytes'] / KIB:9.0f}  {cell['placed']:9}  "
         f"{cell['chain_bytes'] / MIB:9.0f}  {cell['plain_gb_s']:10.2f}  "
-        f"{cell['chain_gb_s']:10.2f}  {cell['transfer_ratio']:5.2f}  {cell['same_job_ratio']:8.2f}  "
-        f"{cell['best_ratio']:17.2f}"
+        f"{cell['chain_gb_s']:10.2f}  {cell['gloo_gb_s']:9.2f}  "
+        f"{cell['transfer_ratio']:5.2f}  {cell['same_job_ratio']:8.2f}  {cell['best_ratio']:17.2f}"
         for cell in result["channel"]
     ]
     if "grid" not in result:

@@ -1,11 +1,12 @@
 """How fast a chain moves between two processes, beside plain torch.distributed with the same bytes.
 
-This process receives and a child sends, from pool to pool and under seals, as between workers. The plain
-side sends one tensor, contiguous on both sides; where blocks do not lie in a row, a third one does the same
-job with torch alone: collects the blocks by indexing, sends and receives one tensor, puts them in place. They
-take turns, and a ratio is a median over the rounds, each of a round's own figures. Each process has
-half of the cores: left to itself a scheduler that is busy puts both on one, and then whoever costs more of
-the processor is slower by that, however much of it could have been done at once.
+This process receives and a child sends, from pool to pool and under seals, as between workers on CPUs; once
+more over gloo, as where one of them is on a GPU. The plain side sends one tensor, contiguous on both sides;
+where blocks do not lie in a row, another one does the same job with torch alone: collects the blocks by
+indexing, sends and receives one tensor, puts them in place. They take turns, and a ratio is a median over the
+rounds, each of a round's own figures. Each process has half of the cores: left to itself a scheduler that is
+busy puts both on one, and then whoever costs more of the processor is slower by that, however much of it
+could have been done at once.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
 from multiprocessing.connection import Connection
@@ -30,10 +31,10 @@ import torch.distributed as dist
 from kvhive.proto.block_hash import BlockHash
 from kvhive.proto.config import TransferConfig
 from kvhive.scripts.used_pool import LEAST_POOL, used_places
-from kvhive.worker.transfer_cargo import Cargo, cut, runs
-from kvhive.worker.transfer_channel import RECEIVER, SENDER, ChannelMaker, ChannelPlan, PairChannel
-from kvhive.worker.transfer_staging import Staging
-from kvhive.worker.transfer_stream import Pace, receive, send
+from kvhive.worker.transfer_cargo import Cargo
+from kvhive.worker.transfer_channel import RECEIVER, SENDER, Channel, ChannelPlan
+from kvhive.worker.transfer_maker import ChannelMaker
+from kvhive.worker.transfer_pace import Pace
 
 TIMEOUT_S = 120.0
 CHUNK_BYTES = TransferConfig().chunk_mib * 2**20
@@ -83,17 +84,18 @@ def measure(cells: list[Cell], rounds: int) -> list[dict[str, Any]]:
     """Return each cell's medians."""
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch: huge pages, as workers have them
     maker = ChannelMaker("127.0.0.1", torch.device("cpu"))
-    plan = maker.plan(secrets.token_hex(8))
+    key = secrets.token_hex(8)
+    plans = {"chain": maker.plan(key), "gloo": replace(maker.plan(f"{key}-gloo"), backend="gloo")}
     context = multiprocessing.get_context("spawn")
     told, theirs = context.Pipe()
-    child = context.Process(target=_sender, args=(plan, theirs), daemon=True)
+    child = context.Process(target=_sender, args=(plans, theirs), daemon=True)
     child.start()
     cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
     try:
         _take_half(RECEIVER)
-        channel = maker.make(plan, RECEIVER, TIMEOUT_S)
-        _join(plan, RECEIVER)
-        return [_measure(cell, rounds, channel, told) for cell in cells]
+        channels = {name: maker.make(plan, RECEIVER, TIMEOUT_S) for name, plan in plans.items()}
+        _join(plans["chain"], RECEIVER)
+        return [_measure(cell, rounds, channels, told) for cell in cells]
     finally:
         os.sched_setaffinity(0, cores)
         torch.set_num_threads(threads)
@@ -104,8 +106,8 @@ def measure(cells: list[Cell], rounds: int) -> list[dict[str, Any]]:
             dist.destroy_process_group()
 
 
-def _measure(cell: Cell, rounds: int, channel: PairChannel, told: Connection) -> dict[str, Any]:
-    moves = _moves(cell, channel, receive_side=True)
+def _measure(cell: Cell, rounds: int, channels: dict[str, Channel], told: Connection) -> dict[str, Any]:
+    moves = _moves(cell, channels, receive_side=True)
     seconds: dict[str, list[float]] = {name: [] for name in moves}
     for number in range(rounds * cell.turns + 1):  # the first one warms up
         names = deque(moves)
@@ -127,17 +129,19 @@ def _measure(cell: Cell, rounds: int, channel: PairChannel, told: Connection) ->
         "placed": cell.placed,
         "plain_gb_s": cell.chain_bytes / statistics.median(seconds["plain"]) / 1e9,
         "chain_gb_s": cell.chain_bytes / statistics.median(seconds["chain"]) / 1e9,
+        "gloo_gb_s": cell.chain_bytes / statistics.median(seconds["gloo"]) / 1e9,
         "transfer_ratio": ratios["plain"],
         "same_job_ratio": ratios.get("same job", ratios["plain"]),
         "best_ratio": min(seconds["plain"]) / min(seconds["chain"]),
     }
 
 
-def _sender(plan: ChannelPlan, told: Connection) -> None:
+def _sender(plans: dict[str, ChannelPlan], told: Connection) -> None:
     """The child: does what it is told until the pipe is closed."""
     _take_half(SENDER)
-    channel = ChannelMaker("127.0.0.1", torch.device("cpu")).make(plan, SENDER, TIMEOUT_S)
-    _join(plan, SENDER)
+    maker = ChannelMaker("127.0.0.1", torch.device("cpu"))
+    channels = {name: maker.make(plan, SENDER, TIMEOUT_S) for name, plan in plans.items()}
+    _join(plans["chain"], SENDER)
     prepared: Cell | None = None
     moves: dict[str, Callable[[], None]] = {}
     while True:
@@ -146,14 +150,15 @@ def _sender(plan: ChannelPlan, told: Connection) -> None:
         except EOFError:
             return
         if cell != prepared:
-            prepared, moves = cell, _moves(cell, channel, receive_side=False)
+            prepared, moves = cell, _moves(cell, channels, receive_side=False)
         told.send("ready")
         moves[name]()
 
 
-def _moves(cell: Cell, channel: PairChannel, receive_side: bool) -> dict[str, Callable[[], None]]:
+def _moves(cell: Cell, channels: dict[str, Channel], receive_side: bool) -> dict[str, Callable[[], None]]:
     """Return what this side does, by name. What a chain needs in a row has no job beside the plain one."""
-    moves = {"plain": _plain(cell, receive_side), "chain": _chain(cell, channel, receive_side)}
+    moves = {"plain": _plain(cell, receive_side)}
+    moves |= {name: _chain(cell, channel, receive_side) for name, channel in channels.items()}
     return {**moves, "same job": _same_job(cell, receive_side)} if cell.placed != Placed.ROW else moves
 
 
@@ -201,22 +206,19 @@ def _same_job(cell: Cell, receive_side: bool) -> Callable[[], None]:
     return same_job
 
 
-def _chain(cell: Cell, channel: PairChannel, receive_side: bool) -> Callable[[], None]:
+def _chain(cell: Cell, channel: Channel, receive_side: bool) -> Callable[[], None]:
     pool = _pool(cell)
     pool.fill_(1)  # its pages are there
     hashes = [BlockHash(index.to_bytes(32, "little")) for index in range(cell.blocks)]
     chunk = max(1, CHUNK_BYTES // cell.block_bytes)
-    source, target = _places(cell, 0), _places(cell, 1)
-    messages = cut(source, runs(target), chunk, cell.block_bytes)
-    cargo = Cargo(NONCE, hashes, target if receive_side else source, chunk, messages)
-    staging = Staging(pool, max(messages), on_host=True)
+    cargo = Cargo(NONCE, hashes, _places(cell, int(receive_side)), chunk)
     pace = Pace(math.inf, TIMEOUT_S)
 
     def chain() -> None:
         if receive_side:
-            receive(channel, staging, cargo, pace, lambda count: None)
+            channel.receive(pool, cargo, pace, lambda count: None)
         else:
-            send(channel, staging, cargo, pace)
+            channel.send(pool, cargo, pace)
 
     return chain
 

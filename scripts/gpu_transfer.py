@@ -14,10 +14,10 @@ import torch
 
 from kvhive.kernels.fp8_cache import FP8
 from kvhive.proto.block_hash import BlockHash
-from kvhive.worker.transfer_cargo import Cargo, cut, runs
-from kvhive.worker.transfer_channel import RECEIVER, SENDER, ChannelMaker, PairChannel
-from kvhive.worker.transfer_staging import Staging, block_bytes
-from kvhive.worker.transfer_stream import Pace, receive, send
+from kvhive.worker.transfer_cargo import Cargo
+from kvhive.worker.transfer_channel import RECEIVER, SENDER, Channel
+from kvhive.worker.transfer_maker import ChannelMaker
+from kvhive.worker.transfer_pace import Pace
 
 TIMEOUT_S = 60.0
 
@@ -48,31 +48,27 @@ def check_transfer(device: torch.device, dry: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def _move(
-    sender: PairChannel, receiver: PairChannel, pools: list[torch.Tensor], places: list[list[int]]
-) -> float:
+def _move(sender: Channel, receiver: Channel, pools: list[torch.Tensor], places: list[list[int]]) -> float:
     """Return the seconds that it took."""
     chunk = max(1, len(places[0]) // 5)  # several, of which the last one is smaller
-    messages = cut(places[0], runs(places[1]), chunk, block_bytes(pools[0]))
     hashes = [BlockHash(index.to_bytes(32, "little")) for index in range(len(places[0]))]
-    cargoes = [Cargo(bytes(16), hashes, side, chunk, messages) for side in places]
-    staging = [Staging(pool, max(messages), on_host=True) for pool in pools]
+    cargoes = [Cargo(bytes(16), hashes, side, chunk) for side in places]
     began = time.perf_counter()
 
     def pace() -> Pace:
         return Pace(time.monotonic() + TIMEOUT_S, TIMEOUT_S)
 
-    thread = threading.Thread(target=send, args=(sender, staging[0], cargoes[0], pace()))
+    thread = threading.Thread(target=sender.send, args=(pools[0], cargoes[0], pace()))
     thread.start()
-    receive(receiver, staging[1], cargoes[1], pace(), lambda count: None)
+    receiver.receive(pools[1], cargoes[1], pace(), lambda count: None)
     thread.join()
     return time.perf_counter() - began
 
 
-def _channel_pair(device: torch.device) -> tuple[PairChannel, PairChannel]:
-    maker = ChannelMaker("127.0.0.1", device)
+def _channel_pair(device: torch.device) -> tuple[Channel, Channel]:
+    maker = ChannelMaker("127.0.0.1", device, "gloo")
     plan = maker.plan("check")
-    made: list[PairChannel] = []
+    made: list[Channel] = []
     thread = threading.Thread(target=lambda: made.append(maker.make(plan, SENDER, TIMEOUT_S)))
     thread.start()
     receiver = maker.make(plan, RECEIVER, TIMEOUT_S)

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +172,7 @@ class Soak:
         return trunk[: self._random.randint(0, len(trunk))] + self._tokens(self._random.randint(20, 200))
 
 
-def soak(pulls: int, faults: int, seed: str, report: Progress) -> dict[str, Any]:
+def soak(pulls: int, faults: int, seed: str, report: Progress, backend: str = "auto") -> dict[str, Any]:
     """Run it on two workers of their own, and return what happened."""
     model = RandomModel()
     with tempfile.TemporaryDirectory() as folder, EmbeddedRedis(Path(folder) / "redis") as redis:
@@ -187,7 +187,7 @@ def soak(pulls: int, faults: int, seed: str, report: Progress) -> dict[str, Any]
                 redis_url=redis.url,
                 cluster_token=token,
                 pool_tokens=2048,
-                transfer=TRANSFER,
+                transfer=replace(TRANSFER, backend=backend),
                 emulated_bytes_per_s=SLOW_BYTES_PER_S,
             )
             for worker_id in ("w1", "w2")
@@ -196,6 +196,7 @@ def soak(pulls: int, faults: int, seed: str, report: Progress) -> dict[str, Any]
             tally = asyncio.run(Soak(workers, model, seed).run(pulls, faults, report))
     return {
         "seed": seed,
+        "backend": backend,
         "pulls": tally.pulls,
         "pulled_tokens": tally.pulled_tokens,
         "other_requests": tally.other_requests,
@@ -210,12 +211,13 @@ def soak(pulls: int, faults: int, seed: str, report: Progress) -> dict[str, Any]
 @click.option("--pulls", type=click.IntRange(1, 1_000_000), default=1000, show_default=True)
 @click.option("--faults", type=click.IntRange(0, 1_000_000), default=50, show_default=True)
 @click.option("--seed", default="", help="Same seed, same prompts and faults; by default a new one.")
-def main(pulls: int, faults: int, seed: str) -> None:
+@click.option("--backend", type=click.Choice(["auto", "tcp", "gloo"]), default="auto", show_default=True)
+def main(pulls: int, faults: int, seed: str, backend: str) -> None:
     """Pull between two workers, strike them in the middle of it, and check every answer."""
     if faults > pulls:
         raise click.BadParameter(f"--faults: must be at most --pulls ({pulls}), is {faults}")
     with show_progress(sys.stderr) as progress:
-        result = soak(pulls, faults, seed or secrets.token_hex(4), progress)
+        result = soak(pulls, faults, seed or secrets.token_hex(4), progress, backend)
     click.echo(json.dumps(result))
     sys.exit(1 if result["violations"] else 0)
 

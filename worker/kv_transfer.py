@@ -20,8 +20,8 @@ from kvhive.proto.v1 import worker_pb2
 from kvhive.worker.block_desk import BlockDesk, PullOutcome
 from kvhive.worker.chain_wire import WantedChain, wanted_chains
 from kvhive.worker.sequence import BlockSource
-from kvhive.worker.transfer_channel import ChannelMaker
 from kvhive.worker.transfer_identity import TransferIdentity
+from kvhive.worker.transfer_maker import ChannelMaker
 from kvhive.worker.transfer_party import Emulation, Party
 from kvhive.worker.transfer_peers import ChannelForgotten, PeerFailed, Peers
 from kvhive.worker.transfer_source import TransferSource
@@ -57,7 +57,10 @@ class KvTransfer:
         cluster_token: str,
         emulation: Emulation | None = None,
     ) -> None:
-        """Make ready; `pool` is what blocks are read from and written to. `open` begins it."""
+        """Make ready; `pool` is what blocks are read from and written to. `open` begins it.
+
+        Raises ConfigError for a backend that the pool's device cannot speak.
+        """
         self._worker = worker
         self._desk = desk
         self._config = config
@@ -70,7 +73,7 @@ class KvTransfer:
             pool=pool,
             identity=identity,
             desk=desk,
-            maker=ChannelMaker(worker.host, pool.device),
+            maker=ChannelMaker(worker.host, pool.device, config.backend),
             config=config,
             threads=self._threads,
             emulation=emulation or Emulation(),

@@ -6,18 +6,15 @@ import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-import torch
-
-from kvhive.worker.transfer_channel import ChannelPlan, PairChannel
-from kvhive.worker.transfer_staging import Staging
+from kvhive.worker.transfer_channel import Channel, ChannelPlan
 
 MAX_LANES = 16
-"""Peers whose channels are kept. Each has a few staging buffers, two sockets and a store connection."""
+"""Peers whose channels are kept. Each has a socket; over gloo and NCCL a store connection and buffers."""
 
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """One peer's channel, with its buffers. Whoever uses it has taken it from its Lanes."""
+    """One peer's channel. Whoever uses it has taken it from its Lanes."""
 
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     wanted: int = 0
@@ -25,24 +22,16 @@ class Lane:
     epoch: int = 0
     """Of the peer that the channel leads to."""
     plan: ChannelPlan | None = None
-    channel: PairChannel | None = None
-    _staging: Staging | None = None
+    channel: Channel | None = None
 
     @property
     def open(self) -> bool:
         """Whether there is a channel that can be used."""
         return self.channel is not None and not self.channel.closed
 
-    def staging(self, pool: torch.Tensor, most_blocks: int) -> Staging:
-        """Return the buffers for messages of so many blocks."""
-        assert self.channel is not None, "a lane has buffers while it has a channel"
-        if self._staging is None or self._staging.most_blocks < most_blocks:
-            self._staging = Staging(pool, most_blocks, self.channel.device.type == "cpu")
-        return self._staging
-
     def close(self) -> None:
-        """Give the channel up, and its buffers: something may be on the way into them."""
-        channel, self.channel, self.plan, self._staging = self.channel, None, None, None
+        """Give the channel up."""
+        channel, self.channel, self.plan = self.channel, None, None
         if channel is not None:
             channel.close()
 

@@ -11,8 +11,8 @@ import torch
 from kvhive.proto.config import TransferConfig
 from kvhive.proto.v1 import worker_pb2
 from kvhive.worker.block_desk import BlockDesk
-from kvhive.worker.transfer_channel import ChannelMaker
 from kvhive.worker.transfer_identity import TransferIdentity
+from kvhive.worker.transfer_maker import ChannelMaker
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,12 @@ from kvhive.proto.block_hash import BlockHash
 from kvhive.proto.v1 import worker_pb2
 from kvhive.worker.block_moves import Loan
 from kvhive.worker.chain_wire import HASH_BYTES
-from kvhive.worker.transfer_cargo import Cargo, cut
+from kvhive.worker.transfer_cargo import Cargo
 from kvhive.worker.transfer_channel import SENDER, ChannelBroken, ChannelPlan
 from kvhive.worker.transfer_lanes import Lane, Lanes
+from kvhive.worker.transfer_pace import Pace, TransferStopped
 from kvhive.worker.transfer_party import Party, read_identity, wire_identity
 from kvhive.worker.transfer_staging import block_bytes
-from kvhive.worker.transfer_stream import Pace, TransferStopped, send
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class TransferSource:
             plan = self._plan(request, granted.backend, lane)
             yield worker_pb2.SendBlocksResponse(granted=granted)
             wanted = hashes[request.first_block : request.first_block + len(blocks)]
-            cargo = Cargo(request.nonce, wanted, blocks, granted.chunk_blocks, list(granted.messages))
+            cargo = Cargo(request.nonce, wanted, blocks, granted.chunk_blocks)
             job = asyncio.create_task(self._run(lane, plan, cargo, pace))
             self._jobs.add(job)
             job.add_done_callback(self._jobs.discard)
@@ -141,7 +141,6 @@ class TransferSource:
             backend=spoken[0],
             chunk_blocks=chunk_blocks,
             block_bytes=nbytes,
-            messages=cut(blocks, request.runs, chunk_blocks, nbytes),
         )
 
     def _plan(self, request: worker_pb2.SendBlocksRequest, backend: str, lane: Lane) -> ChannelPlan:
@@ -160,9 +159,9 @@ class TransferSource:
             if lane.plan != plan or not lane.open:
                 lane.close()
                 lane.plan = plan
-                lane.channel = self._party.maker.make(plan, SENDER, pace.next_limit())
+                lane.channel = self._party.maker.make(plan, SENDER, pace.next_limit(), pace.stopped)
             assert lane.channel is not None
-            send(lane.channel, lane.staging(self._party.pool, max(cargo.messages)), cargo, pace)
+            lane.channel.send(self._party.pool, cargo, pace)
         except (ChannelBroken, TransferStopped) as error:
             lane.close()
             raise ChannelBroken(str(error)) from None

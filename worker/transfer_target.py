@@ -19,14 +19,14 @@ from kvhive.proto.v1 import worker_pb2
 from kvhive.worker.block_desk import PullOutcome
 from kvhive.worker.block_moves import Arrival
 from kvhive.worker.sequence import BlockSource
-from kvhive.worker.transfer_cargo import Cargo, fits, runs
+from kvhive.worker.transfer_cargo import Cargo
 from kvhive.worker.transfer_channel import RECEIVER, ChannelBroken, ChannelPlan
 from kvhive.worker.transfer_lanes import Lane, Lanes
+from kvhive.worker.transfer_pace import Pace, TransferStopped
 from kvhive.worker.transfer_party import Party, read_identity, wire_identity
 from kvhive.worker.transfer_peers import ChannelForgotten, PeerFailed, Peers
 from kvhive.worker.transfer_source import NONCE_BYTES
 from kvhive.worker.transfer_staging import block_bytes
-from kvhive.worker.transfer_stream import Pace, TransferStopped, receive
 
 log = logging.getLogger(__name__)
 
@@ -170,9 +170,8 @@ class TransferTarget:
             cargo = Cargo(
                 request.nonce,
                 arrival.hashes[places],
-                [block.block_id for block in arrival.held[places]],
+                arrival.incoming[: granted.blocks],
                 granted.chunk_blocks,
-                list(granted.messages),
             )
             plan = ChannelPlan(request.channel, request.store, granted.backend)
             arrived = partial(self._party.desk.arrived, arrival)
@@ -203,7 +202,6 @@ class TransferTarget:
             new_channel=not lane.open,
             backends=party.maker.backends(),
             timeout_s=left_s,
-            runs=runs(arrival.incoming),
         )
 
     async def _first(self, answers: AsyncIterator[worker_pb2.SendBlocksResponse]) -> worker_pb2.BlocksGranted:
@@ -226,8 +224,6 @@ class TransferTarget:
         bounded = granted.chunk_blocks > 0 and (granted.chunk_blocks - 1) * told[1] < MAX_CHUNK_BYTES
         if not mismatch and (granted.backend not in party.maker.backends() or not bounded):
             mismatch = f"backend, chunk_blocks: are {granted.backend!r} and {granted.chunk_blocks}"
-        if not mismatch and not fits(granted.messages, granted.blocks, granted.chunk_blocks):
-            mismatch = f"messages: {granted.messages} are not {granted.blocks} blocks in their chunks"
         if mismatch:
             raise PeerFailed(PullOutcome.REFUSED, mismatch)
 
@@ -241,10 +237,10 @@ class TransferTarget:
     ) -> None:
         try:
             if not lane.open:
-                lane.channel, lane.plan = self._party.maker.make(plan, RECEIVER, pace.next_limit()), plan
+                make = self._party.maker.make
+                lane.channel, lane.plan = make(plan, RECEIVER, pace.next_limit(), pace.stopped), plan
             assert lane.channel is not None
-            staging = lane.staging(self._party.pool, max(cargo.messages))
-            receive(lane.channel, staging, cargo, pace, arrived)
+            lane.channel.receive(self._party.pool, cargo, pace, arrived)
         except BaseException:
             lane.close()
             raise

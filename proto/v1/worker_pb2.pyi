@@ -35,7 +35,7 @@ class BlockIdentity(_message.Message):
     def __init__(self, model: _Optional[str] = ..., namespace: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., layout: _Optional[str] = ..., block_size: _Optional[int] = ..., tp: _Optional[int] = ...) -> None: ...
 
 class SendBlocksRequest(_message.Message):
-    __slots__ = ("worker_id", "epoch", "target_id", "target_epoch", "identity", "hashes", "first_block", "nonce", "channel", "store", "new_channel", "backends", "timeout_s", "runs")
+    __slots__ = ("worker_id", "epoch", "target_id", "target_epoch", "identity", "hashes", "first_block", "nonce", "channel", "store", "new_channel", "backends", "timeout_s")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TARGET_ID_FIELD_NUMBER: _ClassVar[int]
@@ -49,7 +49,6 @@ class SendBlocksRequest(_message.Message):
     NEW_CHANNEL_FIELD_NUMBER: _ClassVar[int]
     BACKENDS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
-    RUNS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     epoch: int
     target_id: str
@@ -63,8 +62,7 @@ class SendBlocksRequest(_message.Message):
     new_channel: bool
     backends: _containers.RepeatedScalarFieldContainer[str]
     timeout_s: float
-    runs: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., target_id: _Optional[str] = ..., target_epoch: _Optional[int] = ..., identity: _Optional[_Union[BlockIdentity, _Mapping]] = ..., hashes: _Optional[bytes] = ..., first_block: _Optional[int] = ..., nonce: _Optional[bytes] = ..., channel: _Optional[str] = ..., store: _Optional[str] = ..., new_channel: _Optional[bool] = ..., backends: _Optional[_Iterable[str]] = ..., timeout_s: _Optional[float] = ..., runs: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., target_id: _Optional[str] = ..., target_epoch: _Optional[int] = ..., identity: _Optional[_Union[BlockIdentity, _Mapping]] = ..., hashes: _Optional[bytes] = ..., first_block: _Optional[int] = ..., nonce: _Optional[bytes] = ..., channel: _Optional[str] = ..., store: _Optional[str] = ..., new_channel: _Optional[bool] = ..., backends: _Optional[_Iterable[str]] = ..., timeout_s: _Optional[float] = ...) -> None: ...
 
 class SendBlocksResponse(_message.Message):
     __slots__ = ("granted", "sent")
@@ -75,22 +73,20 @@ class SendBlocksResponse(_message.Message):
     def __init__(self, granted: _Optional[_Union[BlocksGranted, _Mapping]] = ..., sent: _Optional[_Union[BlocksSent, _Mapping]] = ...) -> None: ...
 
 class BlocksGranted(_message.Message):
-    __slots__ = ("blocks", "tokens", "identity", "backend", "chunk_blocks", "block_bytes", "messages")
+    __slots__ = ("blocks", "tokens", "identity", "backend", "chunk_blocks", "block_bytes")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     CHUNK_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
-    MESSAGES_FIELD_NUMBER: _ClassVar[int]
     blocks: int
     tokens: int
     identity: BlockIdentity
     backend: str
     chunk_blocks: int
     block_bytes: int
-    messages: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, blocks: _Optional[int] = ..., tokens: _Optional[int] = ..., identity: _Optional[_Union[BlockIdentity, _Mapping]] = ..., backend: _Optional[str] = ..., chunk_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., messages: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, blocks: _Optional[int] = ..., tokens: _Optional[int] = ..., identity: _Optional[_Union[BlockIdentity, _Mapping]] = ..., backend: _Optional[str] = ..., chunk_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ...) -> None: ...
 
 class BlocksSent(_message.Message):
     __slots__ = ()

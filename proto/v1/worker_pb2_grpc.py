@@ -132,7 +132,7 @@ class WorkerServicer:
 
     def SendBlocks(self, request, context):
         """Asked by another worker, which pulls: holds the leading blocks of a chain, says how many there are, sends
-        them over a channel of torch.distributed, and says when they are sent. Closing the call gives up.
+        them over a channel between the two, and says when they are sent. Closing the call gives up.
         Errors: FAILED_PRECONDITION (not this worker or epoch, or another kind of blocks), RESOURCE_EXHAUSTED
         (sending to as many as it may), NOT_FOUND (a channel that is not new and not known), UNAVAILABLE (blocks do
         not move here, or the channel broke).

@@ -91,6 +91,7 @@ def test_the_section_of_transfers_is_read_as_strictly_as_the_others() -> None:
     for section, message in (
         ({"chunk": 4}, "workers.transfer.chunk: unknown key, did you mean 'chunk_mib'"),
         ({"chunk_mib": 0}, "workers.transfer.chunk_mib: must be between 1 and 64, is 0"),
+        ({"backend": "udp"}, "workers.transfer.backend: must be one of auto, tcp, gloo, nccl, is 'udp'"),
         ({"enabled": 1}, "workers.transfer.enabled: must be bool, is int"),
         ([], "workers.transfer: must be a mapping, is list"),
     ):

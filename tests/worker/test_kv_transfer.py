@@ -12,20 +12,19 @@ from worker_rig import IDENTITY, METADATA, ROOT, running_worker
 from kvhive.proto.block_chain import hash_chain
 from kvhive.proto.block_hash import namespace_extras
 from kvhive.proto.v1 import worker_pb2
-from kvhive.worker import transfer_cargo, transfer_lanes, transfer_target
+from kvhive.worker import transfer_lanes, transfer_target
+from kvhive.worker.transfer_group import GroupChannel
 from kvhive.worker.transfer_party import Emulation
+from kvhive.worker.transfer_socket import SocketChannel
 
 SLOW = Emulation(bytes_per_s=200.0)
 """A chunk of 64 bytes takes a third of a second, a chain of 20 blocks more than one."""
 
 
-@pytest.mark.parametrize("direct", [False, True])
-async def test_a_pulled_prompt_is_neither_computed_nor_called_cached(
-    direct: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("backend", "kind"), [("auto", SocketChannel), ("gloo", GroupChannel)])
+async def test_a_pulled_prompt_is_neither_computed_nor_called_cached(backend: str, kind: type) -> None:
     """Fault 98: a prompt that came by a pull is no hit; the next one is. The index hears of every block."""
-    monkeypatch.setattr(transfer_cargo, "STRAIGHT_BYTES", 1 if direct else 1 << 30)
-    async with pair() as (a, b):
+    async with pair(replace(TRANSFER, backend=backend)) as (a, b):
         prompt = prompt_of(1, 83)
         await ask(a, "first", prompt)
         steps_tokens = b.engine.load.prefix_hits
@@ -37,6 +36,24 @@ async def test_a_pulled_prompt_is_neither_computed_nor_called_cached(
         assert b.engine.load.prefix_hits == steps_tokens + 80
         assert b.engine.load.pulled_tokens == 80
         assert [e.key for e in b.events[:20]] == [e.key for e in a.events[:20]]
+        assert b.transfer is not None and isinstance(b.transfer._target._lanes._lanes["a"].channel, kind)
+        await at_rest(a, b)
+
+
+@pytest.mark.parametrize(
+    ("backends", "outcome"),
+    [(("auto", "gloo"), "pulled"), (("gloo", "auto"), "pulled"), (("tcp", "gloo"), "refused")],
+)
+async def test_two_workers_speak_what_both_can_and_else_compute(
+    backends: tuple[str, str], outcome: str
+) -> None:
+    configs = [replace(TRANSFER, backend=backend) for backend in backends]
+    async with running_worker("a", transfer=configs[0]) as a, running_worker("b", transfer=configs[1]) as b:
+        prompt = prompt_of(90, 41)
+        await ask(a, "first", prompt)
+        answer = await ask(b, "pulled", prompt, source_of(a, 10))
+        assert answer.pulled_tokens == (40 if outcome == "pulled" else 0)
+        assert await outcomes(b) == {outcome: 1}
         await at_rest(a, b)
 
 

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from kvhive.worker.transfer_channel import PairChannel
+from kvhive.worker.transfer_channel import Channel
 from kvhive.worker.transfer_lanes import MAX_LANES, Lane, Lanes
 
 
@@ -24,7 +24,7 @@ class FakeChannel:
 async def connected(lanes: Lanes, peer: str) -> Lane:
     lane = await lanes.take(peer)
     if not lane.open:
-        lane.channel = cast(PairChannel, FakeChannel())
+        lane.channel = cast(Channel, FakeChannel())
     return lane
 
 
