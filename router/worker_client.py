@@ -96,9 +96,12 @@ class GrpcWorkerClient:
         connection = self._connection(address)
         session = connection.session
         if session is None or session.lost is not None:
-            call = connection.stub.Session(metadata=self._metadata)
+            call = connection.stub.Session(worker_pb2.OpenSessionRequest(), metadata=self._metadata)
             session = connection.session = WorkerSession(
-                call, partial(_translated, address), lambda text: WorkerLost(f"worker at {address}: {text}")
+                call,
+                address.rpartition(":")[0].strip("[]"),
+                partial(_translated, address),
+                lambda text: WorkerLost(f"worker at {address}: {text}"),
             )
         return session.generate(request)
 

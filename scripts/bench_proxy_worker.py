@@ -137,6 +137,7 @@ async def _serve_one(spec: StubSpec, number: int, stack: contextlib.AsyncExitSta
     service.attach(engine, lambda: publisher.epoch)
     service.state = WorkerState.SERVING
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
+    await service.door.open("127.0.0.1")
     await server.start()
     stack.push_async_callback(server.stop, 0)
     thread = threading.Thread(target=engine.run, name="engine", daemon=True)

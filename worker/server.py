@@ -191,6 +191,7 @@ class WorkerServer:
         worker_pb2_grpc.add_WorkerServicer_to_server(self._service, self._grpc)
         host = bracketed(options.host)
         port = self._grpc.add_insecure_port(f"{host}:0")
+        await self._service.door.open(host)
         await self._grpc.start()
         self.address = f"{host}:{port}"
         if options.transfer.enabled and options.tensor_parallel == 1:  # else each rank has a part of a block
@@ -287,7 +288,7 @@ class WorkerServer:
             await asyncio.gather(self._publishing, return_exceptions=True)
         if self._grpc is not None:
             if self._service is not None:
-                self._service.end_sessions()
+                self._service.door.close()
             await self._grpc.stop(1.0)
         if self._redis is not None:
             await self._redis.aclose()

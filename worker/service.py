@@ -28,6 +28,7 @@ from kvhive.worker.refusal import Refused, status_of
 from kvhive.worker.request_stream import RequestStream
 from kvhive.worker.request_validation import choice_of, to_sequences
 from kvhive.worker.session import Session
+from kvhive.worker.session_door import SessionDoor
 from kvhive.worker.transfer_channel import ChannelBroken
 from kvhive.worker.transfer_peers import PeerFailed
 from kvhive.worker.transfer_source import ChannelUnknown, SendBusy, SendRefused
@@ -95,7 +96,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._engine: Engine | None = None
         self._transfer: KvTransfer | None = None
         self._streams: dict[str, RequestStream] = {}
-        self._sessions: set[Session] = set()
+        self.door = SessionDoor()
+        """To be opened before routers come."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._loop = asyncio.get_running_loop()
@@ -202,24 +204,17 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             self.close(request.request_id)  # also when the client has gone: the generator is closed then
 
     async def Session(
-        self, requests: AsyncIterator[worker_pb2.SessionRequest], context: Any
-    ) -> AsyncIterator[worker_pb2.SessionResponse]:
-        """Stream all of a router's requests."""
+        self, request: worker_pb2.OpenSessionRequest, context: Any
+    ) -> AsyncIterator[worker_pb2.SessionOffer]:
+        """Let a router's session in, and stay as long as it does."""
         session = Session(self)
-        self._sessions.add(session)
         # A call that is cancelled while it writes leaves its generator to the collector of garbage, some day.
         context.add_done_callback(lambda _: session.abandon())
         try:
-            async with aclosing(session.run(requests)) as responses:
-                async for response in responses:
-                    yield response
+            yield self.door.offer(session)
+            await session.wait()
         finally:
-            self._sessions.discard(session)
-
-    def end_sessions(self) -> None:
-        """Let routers go, after their requests have ended."""
-        for session in self._sessions:
-            session.end()
+            self.door.forget(session)
 
     async def StopChoices(
         self, request: worker_pb2.StopChoicesRequest, context: Any

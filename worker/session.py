@@ -1,4 +1,4 @@
-"""All of a router's requests to this worker on one stream: the news of a step travel in one message.
+"""All of a router's requests to this worker on one connection: the news of a step travel in one message.
 
 A message costs sender and receiver some hundred microseconds, whatever is in it. A request that is held,
 because its reader is slow, keeps what becomes ready, as it would on a stream of its own that nobody reads.
@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Protocol
 
+from google.protobuf.message import DecodeError
+
 from kvhive.proto.errors import KvhiveError, TimedOut
+from kvhive.proto.frames import FrameConnection
+from kvhive.proto.transport import MAX_MESSAGE_BYTES
 from kvhive.proto.v1 import worker_pb2
 from kvhive.worker.refusal import status_of
 from kvhive.worker.request_stream import MAX_POSITIONS_PER_MESSAGE, RequestStream
@@ -44,51 +48,77 @@ class Session:
         self._held: set[str] = set()
         self._ready: dict[str, None] = {}  # in the order of their news
         self._ends: list[worker_pb2.SessionNews] = []
-        self._wake = asyncio.Event()
+        self._connection: FrameConnection | None = None
+        self._ending = asyncio.Event()
+        self._writing = False
         self._over = False
 
-    async def run(
-        self, messages: AsyncIterator[worker_pb2.SessionRequest]
-    ) -> AsyncGenerator[worker_pb2.SessionResponse, None]:
-        """Do what the router says and yield what becomes ready, until it says no more. Ends what is open."""
-        reading = asyncio.create_task(self._read(messages))
-        try:
-            while not self._over:
-                await self._wake.wait()
-                self._wake.clear()
-                response = self._gather()
-                if response.news:
-                    yield response
-        finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
-            self.abandon()
+    def connect(self, connection: FrameConnection) -> None:
+        """Do what the router says there, and say there what becomes ready."""
+        if self._over:
+            connection.close("the session has ended")
+            return
+        self._connection = connection
+        connection.receive, connection.ended, connection.writable = self._receive, self._ended, self._soon
+        connection.limit = MAX_MESSAGE_BYTES
+
+    async def wait(self) -> None:
+        """Wait until it is over."""
+        await self._ending.wait()
 
     def end(self) -> None:
-        """Say no more: the worker is stopping."""
+        """Say no more than what was heard already: the worker is stopping."""
+        if self._over:
+            return
         self._over = True
-        self._wake.set()
+        if self._connection is not None:
+            while self._ready or self._ends:
+                self._connection.send(self._gather().SerializeToString())
+            self._connection.close()
+        self._ending.set()
 
     def abandon(self) -> None:
         """The router has gone: end all that it asked for. Again does no harm."""
-        self.end()
         for request_id in list(self._streams):
             self._close(request_id)
+        self._ends.clear()
+        self.end()
 
-    async def _read(self, messages: AsyncIterator[worker_pb2.SessionRequest]) -> None:
+    def _ended(self, why: str) -> None:
+        log.info("a session ended: %s", why)
+        self.abandon()
+
+    def _receive(self, frame: bytes) -> None:
         try:
-            async for message in messages:
-                for request in message.start:
-                    self._start(request)
-                for request_id in message.cancel:
-                    if request_id in self._streams:
-                        self._close(request_id)
-                for request_id in message.hold:
-                    self._hold(request_id)
-                for request_id in message.resume:
-                    self._resume(request_id)
-        finally:
-            self.end()
+            message = worker_pb2.SessionRequest.FromString(frame)
+        except DecodeError:
+            assert self._connection is not None
+            self._connection.close("a frame that is no SessionRequest")
+            return
+        for request in message.start:
+            self._start(request)
+        for request_id in message.cancel:
+            if request_id in self._streams:
+                self._close(request_id)
+        for request_id in message.hold:
+            self._hold(request_id)
+        for request_id in message.resume:
+            self._resume(request_id)
+
+    def _soon(self) -> None:
+        """Write when this turn of the loop, which may bring more news, is over."""
+        if not self._writing and not self._over and (self._ready or self._ends):
+            self._writing = True
+            self._loop.call_soon(self._write)
+
+    def _write(self) -> None:
+        self._writing = False
+        if self._over or self._connection is None or self._connection.paused:
+            return
+        response = self._gather()
+        if response.news:
+            self._connection.send(response.SerializeToString())
+        self._soon()
 
     def _start(self, request: worker_pb2.WorkerGenerateRequest) -> None:
         request_id = request.request_id
@@ -111,7 +141,7 @@ class Session:
     def _heard(self, request_id: str) -> None:
         if request_id not in self._held:
             self._ready[request_id] = None
-            self._wake.set()
+            self._soon()
 
     def _hold(self, request_id: str) -> None:
         if request_id in self._streams:
@@ -133,8 +163,6 @@ class Session:
             room -= self._take(request_id, response.news.add(request_id=request_id), room)
         response.news.extend(self._ends)
         self._ends.clear()
-        if self._ready:
-            self._wake.set()
         return response
 
     def _take(self, request_id: str, news: worker_pb2.SessionNews, room: int) -> int:
@@ -163,7 +191,7 @@ class Session:
     def _tell_end(self, request_id: str, status: str, details: str) -> None:
         end = worker_pb2.SessionEnd(status=status, details=details)
         self._ends.append(worker_pb2.SessionNews(request_id=request_id, end=end))
-        self._wake.set()
+        self._soon()
 
     def _close(self, request_id: str) -> None:
         del self._streams[request_id]

@@ -305,6 +305,18 @@ class WorkerFinished(_message.Message):
     stopped: bool
     def __init__(self, stopped: _Optional[bool] = ...) -> None: ...
 
+class OpenSessionRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SessionOffer(_message.Message):
+    __slots__ = ("port", "ticket")
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    port: int
+    ticket: bytes
+    def __init__(self, port: _Optional[int] = ..., ticket: _Optional[bytes] = ...) -> None: ...
+
 class SessionRequest(_message.Message):
     __slots__ = ("start", "cancel", "hold", "resume")
     START_FIELD_NUMBER: _ClassVar[int]

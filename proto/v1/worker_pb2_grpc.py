@@ -39,10 +39,10 @@ class WorkerStub:
                 request_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.WorkerGenerateRequest.SerializeToString,
                 response_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.WorkerGenerateResponse.FromString,
                 _registered_method=True)
-        self.Session = channel.stream_stream(
+        self.Session = channel.unary_stream(
                 '/kvhive.v1.Worker/Session',
-                request_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.SessionRequest.SerializeToString,
-                response_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.SessionResponse.FromString,
+                request_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.OpenSessionRequest.SerializeToString,
+                response_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.SessionOffer.FromString,
                 _registered_method=True)
         self.StopChoices = channel.unary_unary(
                 '/kvhive.v1.Worker/StopChoices',
@@ -99,10 +99,13 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Session(self, request_iterator, context):
+    def Session(self, request, context):
         """All of a router's requests to this worker on one stream, so that the tokens of a step travel in one
         message. What Generate does for one request a start does here; an error ends its request only, the end of
         the stream ends them all.
+        The call itself carries an offer only: the messages, SessionRequest to the worker and SessionResponse from it,
+        go over a TCP connection to the worker's host, each as its length in four bytes, the highest first, and then
+        itself; the first is the ticket. The session lasts as long as both the call and the connection.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -179,10 +182,10 @@ def add_WorkerServicer_to_server(servicer, server):
                     request_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.WorkerGenerateRequest.FromString,
                     response_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.WorkerGenerateResponse.SerializeToString,
             ),
-            'Session': grpc.stream_stream_rpc_method_handler(
+            'Session': grpc.unary_stream_rpc_method_handler(
                     servicer.Session,
-                    request_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.SessionRequest.FromString,
-                    response_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.SessionResponse.SerializeToString,
+                    request_deserializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.OpenSessionRequest.FromString,
+                    response_serializer=kvhive_dot_proto_dot_v1_dot_worker__pb2.SessionOffer.SerializeToString,
             ),
             'StopChoices': grpc.unary_unary_rpc_method_handler(
                     servicer.StopChoices,
@@ -263,7 +266,7 @@ class Worker:
             _registered_method=True)
 
     @staticmethod
-    def Session(request_iterator,
+    def Session(request,
             target,
             options=(),
             channel_credentials=None,
@@ -273,12 +276,12 @@ class Worker:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
+        return grpc.experimental.unary_stream(
+            request,
             target,
             '/kvhive.v1.Worker/Session',
-            kvhive_dot_proto_dot_v1_dot_worker__pb2.SessionRequest.SerializeToString,
-            kvhive_dot_proto_dot_v1_dot_worker__pb2.SessionResponse.FromString,
+            kvhive_dot_proto_dot_v1_dot_worker__pb2.OpenSessionRequest.SerializeToString,
+            kvhive_dot_proto_dot_v1_dot_worker__pb2.SessionOffer.FromString,
             options,
             channel_credentials,
             insecure,

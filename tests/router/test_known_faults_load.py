@@ -18,6 +18,7 @@ from engine_rig import Rig
 from open_doors import OpenDoors, open_doors
 from redis_fixtures import eventually
 from router_rig import running_router
+from session_rig import session
 from worker_rig import METADATA, running_worker
 
 from kvhive.proto.v1 import inference_pb2 as pb
@@ -58,32 +59,32 @@ async def test_three_hundred_cancels_leave_no_place_taken(
 
 async def test_ending_what_has_ended_or_never_was_or_is_anothers_disturbs_nobody() -> None:
     """Twice, after the end, a made-up id, another router's: none of them is heard of again."""
-    async with running_worker(step_s=0.005) as rig:
-        calls = [rig.stub.Session(metadata=METADATA) for _ in range(2)]
-        ours, theirs = calls
-        await ours.write(worker_pb2.SessionRequest(start=[rig.request("ours", [1, 2], 60)]))
+    async with running_worker(step_s=0.005) as rig, session(rig) as ours, session(rig) as theirs:
+        ours.say(start=[rig.request("ours", [1, 2], 60)])
         await ours.read()
         for cancels in (["ours", "made-up"], ["ours"]):
-            await theirs.write(worker_pb2.SessionRequest(cancel=cancels))
+            theirs.say(cancel=cancels)
         for request_id in ("made-up", "ours"):
             stop = worker_pb2.StopChoicesRequest(request_id=request_id, choices=[7])
             await rig.stub.StopChoices(stop, metadata=METADATA)
         tokens: list[int] = []
         while True:
             message = await ours.read()
+            assert message is not None
             tokens += [t for news in message.news for u in news.response.updates for t in u.token_ids]
             if any(news.HasField("end") for news in message.news):
                 assert message.news[-1].end.status == "OK"
                 break
         assert len(tokens) >= 50 and tokens == rig.oracle([1, 2], 60)[-len(tokens) :]
         for _ in range(2):
-            await ours.write(worker_pb2.SessionRequest(cancel=["ours"]))
+            ours.say(cancel=["ours"])
             stop = worker_pb2.StopChoicesRequest(request_id="ours", choices=[0])
             await rig.stub.StopChoices(stop, metadata=METADATA)
-        await ours.write(worker_pb2.SessionRequest(start=[rig.request("next", [3], 2)]))
-        assert (await ours.read()).news[0].request_id == "next"
-        for call in calls:
-            call.cancel()
+        ours.say(start=[rig.request("next", [3], 2)])
+        last = await ours.read()
+        assert last is not None and last.news[0].request_id == "next"
+        ours.call.cancel()
+        theirs.call.cancel()
         await rig.idle()
 
 

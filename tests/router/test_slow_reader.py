@@ -27,6 +27,7 @@ from kvhive.router.tokenizer import TextTokenizer
 from kvhive.router.worker_client import GrpcWorkerClient
 from kvhive.worker.request_stream import RequestStream
 from kvhive.worker.session import Session
+from kvhive.worker.session_door import SessionDoor
 
 MESSAGE_TOKENS = 500
 MOST_MESSAGES = 4000
@@ -55,6 +56,7 @@ class EndlessWorker(worker_pb2_grpc.WorkerServicer):
 
     def __init__(self) -> None:
         self.streams: list[EndlessStream] = []
+        self.door = SessionDoor()
 
     @property
     def sent(self) -> int:
@@ -69,9 +71,11 @@ class EndlessWorker(worker_pb2_grpc.WorkerServicer):
     def close(self, request_id: str) -> None:
         """See RequestDesk."""
 
-    async def Session(self, requests: Any, context: Any) -> AsyncIterator[worker_pb2.SessionResponse]:
-        async for response in Session(self).run(requests):
-            yield response
+    async def Session(self, request: Any, context: Any) -> AsyncIterator[worker_pb2.SessionOffer]:
+        session = Session(self)
+        context.add_done_callback(lambda _: session.abandon())
+        yield self.door.offer(session)
+        await session.wait()
 
     async def stands_still(self) -> bool:
         """Wait until nothing is sent for a second; False when that takes too much."""
@@ -92,6 +96,8 @@ async def endless(redis: Redis, demo_gguf: Path) -> AsyncIterator[tuple[EndlessW
         worker, server = EndlessWorker(), grpc.aio.server()
         worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
         port = server.add_insecure_port("127.0.0.1:0")
+        await worker.door.open("127.0.0.1")
+        stack.callback(worker.door.close)
         await server.start()
         stack.push_async_callback(server.stop, 0)
         client = GrpcWorkerClient("token")

@@ -171,6 +171,7 @@ async def running_worker(
     server = grpc.aio.server(interceptors=[ClusterTokenGuard(TOKEN)], options=options)
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await service.door.open("127.0.0.1")
     await server.start()
     moving = None
     if transfer is not None:
@@ -200,6 +201,7 @@ async def running_worker(
                 await moving.close()
             engine.stop()
             await asyncio.to_thread(thread.join, 5)
+            service.door.close()
             await server.stop(0)
             grammars.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,27 +11,29 @@ from typing import Any
 
 import grpc
 import pytest
-from worker_rig import METADATA, WorkerRig, running_worker
+from session_rig import Talk, session
+from worker_rig import WorkerRig, running_worker
 
 from kvhive.proto.index_schema import WorkerState
 from kvhive.proto.v1 import worker_pb2
+from kvhive.worker.session import Session
 
 
 class Conversation:
     """A router's end, message by message."""
 
-    def __init__(self, call: Any) -> None:
-        self.call = call
+    def __init__(self, talk: Talk) -> None:
+        self.talk, self.call = talk, talk.call
         self.tokens: defaultdict[str, list[int]] = defaultdict(list)
         self.ends: dict[str, worker_pb2.SessionEnd] = {}
         self.messages: list[worker_pb2.SessionResponse] = []
 
     async def say(self, **fields: Any) -> None:
-        await self.call.write(worker_pb2.SessionRequest(**fields))
+        self.talk.say(**fields)
 
     async def hear(self) -> None:
-        message = await asyncio.wait_for(self.call.read(), 10)
-        assert message is not grpc.aio.EOF, await self.call.code()
+        message = await self.talk.read()
+        assert message is not None
         self.messages.append(message)
         for news in message.news:
             for update in news.response.updates:
@@ -46,8 +49,8 @@ class Conversation:
 
 @asynccontextmanager
 async def conversation(**options: Any) -> AsyncIterator[tuple[WorkerRig, Conversation]]:
-    async with running_worker(**options) as rig:
-        yield rig, Conversation(rig.stub.Session(metadata=METADATA))
+    async with running_worker(**options) as rig, session(rig) as talk:
+        yield rig, Conversation(talk)
         await rig.idle()
 
 
@@ -120,7 +123,7 @@ async def test_the_end_of_the_stream_ends_its_requests(how: str) -> None:
         if how == "cancelled":
             talk.call.cancel()
         else:
-            await talk.call.done_writing()
+            talk.talk.connection.close()
         await rig.idle()
 
 
@@ -128,13 +131,36 @@ async def test_a_worker_that_stops_lets_its_routers_go() -> None:
     async with conversation() as (rig, talk):
         await talk.say(start=[rig.request("r", [1], 2)])
         await talk.until_ended("r")
-        rig.service.end_sessions()
+        rig.service.door.close()
+        assert await talk.talk.read() is None
         assert await asyncio.wait_for(talk.call.read(), 10) is grpc.aio.EOF
 
 
 async def test_strangers_are_refused() -> None:
     async with running_worker() as rig:
-        call = rig.stub.Session()
+        call = rig.stub.Session(worker_pb2.OpenSessionRequest())
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("data", [b"", b"\0\0", b"\xff" * 40, b"\0\0\0\x20" + b"x" * 32, b"\0\0\0\x01x"])
+async def test_who_has_no_ticket_is_hung_up_on(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence, half a length, a huge one, a wrong ticket, a short one: soon gone, and a session goes on."""
+    monkeypatch.setattr("kvhive.worker.session_door.TICKET_S", 0.5)
+    async with conversation(step_s=0.002) as (rig, talk):
+        port = rig.service.door.offer(Session(rig.service)).port
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(data)
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.close()
+        await talk.say(start=[rig.request("r", [1], 2)])
+        await talk.until_ended("r")
+
+
+async def test_a_ticket_is_good_for_one_connection() -> None:
+    async with conversation() as (rig, _):
+        offer = rig.service.door.offer(Session(rig.service))
+        assert rig.service.door._redeem(offer.ticket) is not None
+        assert rig.service.door._redeem(offer.ticket) is None
