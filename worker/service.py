@@ -259,7 +259,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
     async def _audit(self, engine: Engine) -> worker_pb2.WorkerAudit:
         audit = worker_pb2.WorkerAudit(
-            open_requests=len(self._streams), sessions=len(self._sessions), tasks=len(asyncio.all_tasks())
+            open_requests=len(self._streams), sessions=self.door.sessions, tasks=len(asyncio.all_tasks())
         )
 
         def look(done: Callable[[tuple[list[BlockKey], int]], None]) -> None:

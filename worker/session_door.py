@@ -30,6 +30,11 @@ class SessionDoor:
         self._strangers: set[FrameConnection] = set()
         self._server: asyncio.Server | None = None
 
+    @property
+    def sessions(self) -> int:
+        """Sessions that have not ended."""
+        return len(self._sessions)
+
     async def open(self, host: str) -> None:
         """Listen on a free port."""
         loop = asyncio.get_running_loop()
