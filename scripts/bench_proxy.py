@@ -103,15 +103,31 @@ def requesting(plan: Plan, peers: Sequence[Peer]) -> Figures:
     figures: dict[str, list[dict[str, float]]] = {}
     with running_rig(WORKERS, 0.0) as rig:
         targets = [Peer("kvhive", rig.http, rig.router_pid), *peers]
-        ids = tuple(range(1000, 1900))
-        straight = worker_door(rig.workers, rig.token, lambda number: (number % 30_000, *ids))
+        doors = _same_request_doors(rig)
         for turn in range(plan.rounds):
             first_number = turn * plan.requests * 2
-            load = asyncio.run(run_load(straight, 1, plan.requests // 4, first_number))
-            figures.setdefault("worker, straight", []).append({"first_ms": load.first_ms()})
+            for name, door in doors.items():
+                load = asyncio.run(run_load(door, 1, plan.requests // 4, first_number))
+                figures.setdefault(name, []).append({"first_ms": load.first_ms()})
+                first_number += plan.requests // 4  # a prompt that nobody has cached
             for target in targets:
                 figures.setdefault(target.name, []).append(_one_turn(plan, target, first_number))
     return _medians(figures)
+
+
+def _same_request_doors(rig: Rig) -> dict[str, Door]:
+    """Return the way of one request, 901 token ids, to a worker itself and through the router."""
+
+    def prompt(number: int) -> tuple[int, ...]:
+        return (number % 30_000, *range(1000, 1900))
+
+    def body(number: int) -> dict[str, Any]:
+        return {"model": "stub", "prompt": prompt(number), "max_tokens": 1, "stream": True}
+
+    return {
+        "worker, straight": worker_door(rig.workers, rig.token, prompt),
+        "kvhive, the same": http_door(rig.http, "/v1/completions", body),
+    }
 
 
 def _one_turn(plan: Plan, target: Peer, first_number: int) -> dict[str, float]:

@@ -51,7 +51,7 @@ def test_a_quick_run_beside_another(stub_port: int) -> None:
     assert outcome.returncode == 0, outcome.stderr.decode()
     found = json.loads(outcome.stdout)
     assert set(found["per token"]) == {"completions", "chat", "grpc"}
-    assert set(found["per request"]) == {"worker, straight", "kvhive", "other"}
+    assert set(found["per request"]) == {"worker, straight", "kvhive, the same", "kvhive", "other"}
     for figures in found["per request"].values():
         assert figures["first_ms"] > 0
     assert found["per request"]["kvhive"]["requests_s"] > 0
