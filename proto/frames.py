@@ -32,12 +32,16 @@ class FrameConnection(asyncio.Protocol):
         self.limit = MAX_MESSAGE_BYTES
         self.paused = False
         self._transport: asyncio.Transport | None = None
+        self._closed = False
         self._unread = bytearray()
         self._why = "the connection ended"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
         assert isinstance(transport, asyncio.Transport)
+        if self._closed:  # before it was there
+            transport.abort()
+            return
         self._transport = transport
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -80,9 +84,9 @@ class FrameConnection(asyncio.Protocol):
 
     def close(self, why: str = "") -> None:
         """End: for a reason at once, else when all that was sent is out, or LINGER_S later."""
-        transport, self._transport = self._transport, None
+        transport, self._transport, self._closed = self._transport, None, True
+        self._why = why or self._why
         if transport is not None and why:
-            self._why = why
             log.info("hung up on %s: %s", transport.get_extra_info("peername"), why)
             transport.abort()
         elif transport is not None:

@@ -18,7 +18,7 @@ MAX_TICKETS = 64
 """Tickets that nobody has used yet; beyond, the oldest is void."""
 
 MAX_STRANGERS = 64
-"""Connections that have not shown a ticket yet; beyond, new ones are hung up on."""
+"""Connections that have not shown a ticket yet; one more, and the oldest is hung up on."""
 
 
 class SessionDoor:
@@ -27,7 +27,7 @@ class SessionDoor:
     def __init__(self) -> None:
         self._sessions: set[Session] = set()
         self._tickets: dict[bytes, tuple[Session, float]] = {}
-        self._strangers: set[FrameConnection] = set()
+        self._strangers: dict[FrameConnection, None] = {}  # the oldest first
         self._server: asyncio.Server | None = None
 
     @property
@@ -75,7 +75,7 @@ class SessionDoor:
 
         def gone(_: str) -> None:
             late.cancel()
-            self._strangers.discard(connection)
+            self._strangers.pop(connection, None)
 
         def shown(ticket: bytes) -> None:
             gone("")
@@ -86,9 +86,11 @@ class SessionDoor:
                 session.connect(connection)
 
         connection.receive, connection.ended = shown, gone
-        self._strangers.add(connection)
+        self._strangers[connection] = None
         if len(self._strangers) > MAX_STRANGERS:
-            loop.call_soon(connection.close, f"more than {MAX_STRANGERS} connections without a ticket")
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.close(f"more than {MAX_STRANGERS} connections without a ticket")
         return connection
 
     def _redeem(self, shown: bytes) -> Session | None:

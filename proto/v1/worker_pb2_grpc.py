@@ -100,9 +100,9 @@ class WorkerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request, context):
-        """All of a router's requests to this worker on one stream, so that the tokens of a step travel in one
+        """All of a router's requests to this worker on one connection, so that the tokens of a step travel in one
         message. What Generate does for one request a start does here; an error ends its request only, the end of
-        the stream ends them all.
+        the session ends them all.
         The call itself carries an offer only: the messages, SessionRequest to the worker and SessionResponse from it,
         go over a TCP connection to the worker's host, each as its length in four bytes, the highest first, and then
         itself; the first is the ticket. The session lasts as long as both the call and the connection.

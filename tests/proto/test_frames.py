@@ -87,6 +87,15 @@ async def test_a_frame_beyond_the_limit_ends_it_before_it_has_come() -> None:
         assert both.frames == [b"0123456789"]
 
 
+async def test_one_that_is_closed_before_it_is_there_ends_as_it_comes() -> None:
+    over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    connection = FrameConnection(lambda _: None, over.set_result)
+    connection.close("one too many")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        await asyncio.get_running_loop().create_connection(lambda: connection, *listener.getsockname())
+        assert await asyncio.wait_for(over, 10) == "one too many"
+
+
 async def test_a_peer_that_goes_is_the_end() -> None:
     async with ends() as both:
         both.raw.send(framed(b"whole") + b"\0\0\0\x09half")

@@ -159,6 +159,25 @@ async def test_who_has_no_ticket_is_hung_up_on(data: bytes, monkeypatch: pytest.
         await talk.until_ended("r")
 
 
+async def test_of_too_many_without_a_ticket_the_oldest_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvhive.worker.session_door.TICKET_S", 600.0)
+    async with conversation() as (rig, talk):
+        port = rig.service.door.offer(Session(rig.service)).port
+        silent = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", port) for _ in range(70)))
+        ends = [asyncio.create_task(reader.read()) for reader, _ in silent]
+        async with asyncio.timeout(10):
+            while sum(end.done() for end in ends) < 6:
+                await asyncio.wait([end for end in ends if not end.done()], return_when="FIRST_COMPLETED")
+        assert len(rig.service.door._strangers) == 64
+        assert sum(end.done() for end in ends) == 6
+        await talk.say(start=[rig.request("r", [1], 2)])
+        await talk.until_ended("r")
+        for end, (_, writer) in zip(ends, silent, strict=True):
+            end.cancel()
+            writer.close()
+        await asyncio.gather(*ends, return_exceptions=True)
+
+
 async def test_a_ticket_is_good_for_one_connection() -> None:
     async with conversation() as (rig, _):
         offer = rig.service.door.offer(Session(rig.service))
